@@ -1,0 +1,64 @@
+"""Tenuto: hold what a diffusion model need not compute again.
+
+    import tenuto
+    model = tenuto.load("tiny-dit")
+    schedule = tenuto.schedule(model, steps=50, budget=0.25)
+    images = tenuto.generate(model, classes=[0, 1, 2], steps=50, schedule=schedule)
+
+Names are imported when they are first used, so that `import tenuto` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "load": "tenuto.models",
+    "score": "tenuto.api",
+    "schedule": "tenuto.api",
+    "generate": "tenuto.samplers.diffusion",
+    "psnr": "tenuto.measure.quality",
+    "save_images": "tenuto.report.images",
+    "Model": "tenuto.models",
+    "Sampling": "tenuto.samplers.diffusion",
+    "Schedule": "tenuto.schedules",
+    "load_schedule": "tenuto.schedules",
+    "Scores": "tenuto.scores",
+    "load_scores": "tenuto.scores",
+    "TenutoError": "tenuto.errors",
+}
+__all__ = [
+    "Model",
+    "Sampling",
+    "Schedule",
+    "Scores",
+    "TenutoError",
+    "__version__",
+    "generate",
+    "load",
+    "load_schedule",
+    "load_scores",
+    "psnr",
+    "save_images",
+    "schedule",
+    "score",
+]
+
+if TYPE_CHECKING:
+    from tenuto.api import schedule, score
+    from tenuto.errors import TenutoError
+    from tenuto.measure.quality import psnr
+    from tenuto.models import Model, load
+    from tenuto.report.images import save_images
+    from tenuto.samplers.diffusion import Sampling, generate
+    from tenuto.schedules import Schedule, load_schedule
+    from tenuto.scores import Scores, load_scores
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tenuto' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,169 @@
+"""Files to tensors: a checkpoint is opened, its keys and shapes known, and its tensors read one at a time.
+
+A checkpoint is a directory (`config.json` and safetensors, one file or many) or a bare `.safetensors` / `.pt` file.
+"""
+
+import hashlib
+import pickle
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from tenuto.errors import CheckpointError
+from tenuto.files import read_json
+
+PICKLES = (".pt", ".pth", ".bin", ".ckpt")
+NESTS = ("ema", "state_dict", "model")  # where a pickled training state keeps the weights to sample with
+
+
+class Tensors(Protocol):
+    """Named tensors that can be read one at a time, wherever they lie."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    def read(self, key: str) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Tensors on disk."""
+
+    path: Path
+    config: dict[str, Any] | None  # what config.json says, where there is one
+    shapes: Mapping[str, tuple[int, ...]]  # in file order
+    _readers: Mapping[str, Callable[[], Tensor]]
+
+    def read(self, key: str) -> Tensor:
+        return self._readers[key]()
+
+
+class ModuleTensors:
+    """The tensors of a live module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._state = module.state_dict()
+        self.shapes: Mapping[str, tuple[int, ...]] = {key: tuple(value.shape) for key, value in self._state.items()}
+
+    def read(self, key: str) -> Tensor:
+        return self._state[key]
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    if path.is_dir():
+        config = read_json(path / "config.json", "model config") if (path / "config.json").exists() else None
+        files = _safetensors_in(path)
+    elif path.is_file():
+        beside = path.parent / "config.json"
+        config = read_json(beside, "model config") if beside.exists() else None
+        files = [path]
+    else:
+        raise CheckpointError(f"There is no checkpoint at {path}.")
+    readers: dict[str, Callable[[], Tensor]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        for key, shape, reader in _open_pickle(file) if file.suffix in PICKLES else _open_safetensors(file):
+            if key in shapes:
+                raise CheckpointError(f"{path} stores the tensor {key} twice, the second time in {file.name}.")
+            shapes[key], readers[key] = shape, reader
+    return Checkpoint(path, config, shapes, readers)
+
+
+def check_shapes(path: Path, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Every key and shape must be what the architecture expects; the first culprits are named and counted."""
+    missing = [key for key in expected if key not in found]
+    surplus = [key for key in found if key not in expected]
+    misshapen = [
+        f"{key} is {list(found[key])} but should be {list(expected[key])}"
+        for key in expected
+        if key in found and found[key] != expected[key]
+    ]
+    faults = [("is missing", missing), ("does not expect", surplus), ("has misshapen", misshapen)]
+    sentences = [
+        f"{verb} {len(culprits)} tensor(s): {', '.join(culprits[:3])}{', …' if len(culprits) > 3 else ''}"
+        for verb, culprits in faults
+        if culprits
+    ]
+    if sentences:
+        raise CheckpointError(f"{path} does not fit its architecture. The model {'; it '.join(sentences)}.")
+
+
+def digest(tensor: Tensor) -> str:
+    """A digest of one tensor's shape and exact values; the same for a bfloat16 tensor and its float32 copy."""
+    value = tensor.detach().cpu().contiguous()
+    value = value if value.dtype == torch.float64 else value.to(torch.float32)
+    sha = hashlib.sha256(str(list(value.shape)).encode())
+    sha.update(value.view(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()
+
+
+def fingerprint(digests: Mapping[str, str]) -> str:
+    """One name for a set of weights, from each tensor's digest; the same however the tensors were laid out in files."""
+    lines = "\n".join(f"{key} {digests[key]}" for key in sorted(digests))
+    return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
+
+
+def fingerprint_of(tensors: Tensors, keys: Iterable[str]) -> str:
+    return fingerprint({key: digest(tensors.read(key)) for key in keys})
+
+
+def _safetensors_in(directory: Path) -> list[Path]:
+    index = directory / "model.safetensors.index.json"
+    if index.exists():
+        names = read_json(index, "safetensors index").get("weight_map")
+        if not isinstance(names, dict) or not names:
+            raise CheckpointError(f'{index} has no "weight_map" that says which file holds which tensor.')
+        files = [directory / name for name in dict.fromkeys(names.values())]
+        for file in files:
+            if not file.exists():
+                raise CheckpointError(f"{index} names {file.name}, which is not there: the checkpoint is incomplete.")
+        return files
+    files = sorted(directory.glob("*.safetensors"))
+    if files:
+        return files
+    pickles = sorted(file for file in directory.iterdir() if file.suffix in PICKLES)
+    if len(pickles) == 1:
+        return pickles
+    raise CheckpointError(
+        f"{directory} holds no *.safetensors file" + (f" and {len(pickles)} pickles" * bool(pickles)) + "."
+    )
+
+
+def _open_safetensors(file: Path) -> list[tuple[str, tuple[int, ...], Callable[[], Tensor]]]:
+    def reader(key: str) -> Callable[[], Tensor]:
+        def read() -> Tensor:
+            # Opened anew for each tensor: a mapping kept open would keep every page it ever read resident.
+            with safe_open(file, framework="pt") as handle:
+                return handle.get_tensor(key)
+
+        return read
+
+    try:
+        with safe_open(file, framework="pt") as handle:
+            keys = handle.keys()
+            return [(key, tuple(handle.get_slice(key).get_shape()), reader(key)) for key in keys]
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file} is not a readable safetensors file, or not whole: {error}.") from error
+
+
+def _open_pickle(file: Path) -> list[tuple[str, tuple[int, ...], Callable[[], Tensor]]]:
+    state: Any
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{file} is not a checkpoint of plain tensors that can be read safely, or not whole: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    for nest in NESTS:
+        if isinstance(state, dict) and isinstance(state.get(nest), dict):
+            state = state[nest]
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise CheckpointError(f"{file} does not hold a flat dictionary of tensors, nor one under {' / '.join(NESTS)}.")
+    return [(key, tuple(value.shape), partial(torch.Tensor.detach, value)) for key, value in state.items()]

@@ -1,0 +1,186 @@
+"""`tenuto` and its commands. Each imports what it needs when it runs, so that --help answers at once."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tenuto import __version__
+
+app = typer.Typer(
+    name="tenuto",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Faster diffusion models without training: hold the residual branches that need not be computed again.\n\n"
+    "Try [bold]tenuto demo[/] first.",
+)
+
+MODEL = "A shipped model (tiny-dit), a checkpoint file, a checkpoint directory, or a hub id (owner/name)."
+
+
+class Policy(StrEnum):
+    refresh = "refresh"
+    lifetimes = "lifetimes"
+
+
+class Reuse(StrEnum):
+    hold = "hold"
+    linear = "linear"
+    quadratic = "quadratic"
+    cubic = "cubic"
+
+
+class Hold(StrEnum):
+    branch = "branch"
+    update = "update"
+
+
+class Solver(StrEnum):
+    ddim = "ddim"
+    dpm = "dpm++"
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"tenuto {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None: ...
+
+
+@app.command(epilog="Example: tenuto demo --out demo")
+def demo(
+    out: Annotated[Path, typer.Option(help="Directory for the pictures and report.html.")] = Path("demo"),
+    budget: Annotated[float, typer.Option(help="Share of the branches to compute.")] = 0.25,
+    steps: Annotated[int, typer.Option(help="Denoising steps.")] = 50,
+    per_class: Annotated[int, typer.Option(help="Pictures of each of the ten classes.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the first picture; the others count up.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """See it work: the shipped model, the same pictures with and without a schedule, a page to look at."""
+    from tenuto.cli.demo import run
+
+    run(out, budget=budget, steps=steps, per_class=per_class, seed=seed, as_json=as_json)
+
+
+@app.command(epilog="Example: tenuto score tiny-dit -o scores.json")
+def score(
+    model: Annotated[str, typer.Argument(help=MODEL)],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the score file here.")] = None,
+    eta: Annotated[float, typer.Option(help="η, the regulariser of the spectral concentration ratio.")] = 1e-6,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Score every unit of a checkpoint from its weights, tensor by tensor; the model is never built."""
+    from tenuto.cli.decide import score_command
+
+    score_command(model, output, eta, device, as_json)
+
+
+@app.command(epilog="Example: tenuto schedule tiny-dit --steps 50 --budget 0.25 -o schedule.json")
+def schedule(
+    source: Annotated[str, typer.Argument(metavar="SCORES_OR_MODEL", help="A score file, or a model as for `score`.")],
+    steps: Annotated[int, typer.Option(help="Network evaluations of one generation.")],
+    budget: Annotated[
+        float | None, typer.Option(help="Share of unit-steps to compute. Default: 0.25; for lifetimes, tau decides.")
+    ] = None,
+    tau: Annotated[
+        float | None, typer.Option(help="Scale τ of the lifetimes (default 1); instead of a budget.")
+    ] = None,
+    min_lifetime: Annotated[
+        float | None, typer.Option(help="Shortest lifetime as a share of the steps (default 0.1).")
+    ] = None,
+    every: Annotated[int | None, typer.Option(help="Refresh period in steps; instead of a budget.")] = None,
+    policy: Annotated[
+        Policy, typer.Option(help="refresh keeps the picture; lifetimes is the paper's, which holds for good.")
+    ] = Policy.refresh,
+    reuse: Annotated[
+        Reuse | None, typer.Option(help="How held units are reused: as they were, or extrapolated.")
+    ] = None,
+    hold: Annotated[
+        Hold | None, typer.Option(help="What is held: the update after the timestep's gate, or the branch before it.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the schedule here.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Decide which unit is computed at which step, and show the map."""
+    from tenuto.cli.decide import schedule_command
+
+    schedule_command(
+        source,
+        output,
+        as_json,
+        steps=steps,
+        budget=budget,
+        tau=tau,
+        min_lifetime=min_lifetime,
+        every=every,
+        policy=policy.value,
+        reuse=reuse.value if reuse else None,
+        hold=hold.value if hold else None,
+    )
+
+
+@app.command(epilog='Example: tenuto generate tiny-dit --schedule schedule.json --class 9 --class "Bag" -o pictures')
+def generate(
+    model: Annotated[str, typer.Argument(help=MODEL)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Directory for the pictures.")],
+    schedule: Annotated[Path | None, typer.Option(help="A schedule file; without one, everything is computed.")] = None,
+    classes: Annotated[
+        list[str] | None,
+        typer.Option("--class", help="A class by number or name; repeat for more. Default: each once."),
+    ] = None,
+    count: Annotated[int, typer.Option(help="Pictures of each class.")] = 1,
+    steps: Annotated[int | None, typer.Option(help="Denoising steps. Default: the schedule's, else 50.")] = None,
+    guidance: Annotated[float, typer.Option(help="Classifier-free guidance; 1 means none.")] = 1.5,
+    solver: Annotated[Solver, typer.Option(help="How to step from noise to picture.")] = Solver.ddim,
+    seed: Annotated[int, typer.Option(help="Seed of the first picture; the others count up.")] = 0,
+    batch: Annotated[int, typer.Option(help="Pictures at a time; does not change them.")] = 16,
+    vae: Annotated[Path | None, typer.Option(help="A diffusers VAE directory, for latent models.")] = None,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Make pictures, with a schedule or without."""
+    from tenuto.cli.generate import run
+
+    run(
+        model,
+        output,
+        schedule_path=schedule,
+        classes=classes or [],
+        count=count,
+        steps=steps,
+        guidance=guidance,
+        solver=solver.value,
+        seed=seed,
+        batch=batch,
+        vae=vae,
+        device=device,
+        as_json=as_json,
+    )
+
+
+@app.command(epilog="Example: tenuto show schedule.json --png map.png")
+def show(
+    file: Annotated[Path, typer.Argument(help="A score file or a schedule.")],
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained page here.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Write a picture here.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look at a score file or a schedule: a table in the terminal, or a page, or a picture."""
+    from tenuto.cli.show import run
+
+    run(file, html, png, as_json)

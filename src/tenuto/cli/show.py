@@ -1,0 +1,94 @@
+"""`tenuto show`: score files and schedules, as tables, pages and pictures."""
+
+from pathlib import Path
+
+from rich.table import Table
+
+from tenuto.cli.console import err, out, print_json
+from tenuto.errors import TenutoError
+from tenuto.files import read_json
+from tenuto.report.maps import save_schedule_png, save_scores_png, terminal_map
+from tenuto.report.page import write_page
+from tenuto.schedules import FORMAT as SCHEDULE_FORMAT
+from tenuto.schedules import Schedule
+from tenuto.schedules import from_json as schedule_from_json
+from tenuto.scores import FORMAT as SCORES_FORMAT
+from tenuto.scores import Scores
+from tenuto.scores import from_json as scores_from_json
+
+
+def run(file: Path, html: Path | None, png: Path | None, as_json: bool) -> None:
+    record = read_json(file, "score file or schedule")
+    if record.get("format") == SCORES_FORMAT:
+        scores = scores_from_json(record, str(file))
+        if png:
+            save_scores_png(scores, png)
+        if html:
+            write_page(
+                html, title=f"Scores of {scores.model}", lead=str(file), facts=_scores_facts(scores), scores=scores
+            )
+        if not as_json:
+            print_scores(scores)
+    elif record.get("format") == SCHEDULE_FORMAT:
+        schedule = schedule_from_json(record, str(file))
+        if png:
+            save_schedule_png(schedule, png)
+        if html:
+            facts = schedule_facts(schedule)
+            write_page(html, title=f"Schedule for {schedule.model}", lead=str(file), facts=facts, schedule=schedule)
+        if not as_json:
+            print_schedule(schedule)
+    else:
+        raise TenutoError(
+            f"{file} is neither a score file ({SCORES_FORMAT}) nor a schedule ({SCHEDULE_FORMAT}): "
+            f"its format is {record.get('format')!r}."
+        )
+    if as_json:
+        print_json(record)
+    for written in (html, png):
+        if written:
+            err.print(f"Wrote {written}")
+
+
+def print_scores(scores: Scores) -> None:
+    table = Table(title=f"{scores.model}: {len(scores.units)} units", title_justify="left", box=None, pad_edge=False)
+    for name in ("unit", "kind"):
+        table.add_column(name)
+    for name in ("matrices", "raw q̃", "score Λ̂", "GFLOPs"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for unit in scores.units:
+        matrices = sum(len(part.spectra) for part in unit.components)
+        bar = "█" * round(unit.score * 20)
+        cells = f"{unit.raw:.4g}", f"{unit.score:.4f}", f"{unit.flops / 1e9:.3g}"
+        table.add_row(unit.name, unit.kind, str(matrices), *cells, f"[cyan]{bar}[/]")
+    out.print(table)
+
+
+def print_schedule(schedule: Schedule) -> None:
+    for name, value in schedule_facts(schedule).items():
+        out.print(f"[dim]{name:>12}[/] {value}")
+    out.print(terminal_map(schedule, max(20, out.width - max(len(u) for u in schedule.units) - 2)))
+
+
+def schedule_facts(schedule: Schedule) -> dict[str, str]:
+    parameters = ", ".join(f"{k} {v:.4g}" for k, v in schedule.policy.items() if isinstance(v, int | float))
+    return {
+        "model": schedule.model,
+        "policy": f"{schedule.policy.get('name', 'hand-made')}" + (f" ({parameters})" if parameters else ""),
+        "steps": str(schedule.steps),
+        "work": f"{schedule.budget:.1%} of unit-steps, {schedule.flop_budget:.1%} of their FLOPs",
+        "reuse": f"{schedule.reuse} of the {schedule.hold}",
+        "patterns": str(schedule.patterns),
+        "fingerprint": schedule.fingerprint[:23] + "…",
+    }
+
+
+def _scores_facts(scores: Scores) -> dict[str, str]:
+    return {
+        "model": scores.model,
+        "architecture": scores.architecture,
+        "η": str(scores.eta),
+        "fingerprint": scores.fingerprint,
+        "tenuto": scores.version,
+    }

@@ -1,0 +1,17 @@
+"""What can go wrong by a user's hand. Every message is a sentence: what was wrong, where, and what to do."""
+
+
+class TenutoError(Exception):
+    """Something in the input or the machine keeps us from doing what was asked."""
+
+
+class UsageError(TenutoError):
+    """The request itself makes no sense (an option out of range, two options that exclude each other)."""
+
+
+class CheckpointError(TenutoError):
+    """A checkpoint is absent, damaged, of another architecture, or holds values that are not numbers."""
+
+
+class ScheduleError(TenutoError):
+    """A schedule is malformed, or belongs to another model, other weights or another number of steps."""

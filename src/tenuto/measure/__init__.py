@@ -1,0 +1,1 @@
+"""Measures of what holding costs and gains: quality, drift and time."""

@@ -1,0 +1,172 @@
+"""The architectures, and how a model is found, opened and built.
+
+Adding an architecture is one file beside this one and one line in ARCHITECTURES.
+"""
+
+from dataclasses import dataclass, fields
+from importlib import import_module, resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tenuto.checkpoint import Checkpoint, ModuleTensors, Tensors, check_shapes, fingerprint_of, open_checkpoint
+from tenuto.errors import CheckpointError, TenutoError
+from tenuto.models.architecture import Architecture, ConfigError
+from tenuto.units import Unit
+
+ARCHITECTURES = {"dit": "tenuto.models.dit"}
+SHIPPED = ("tiny-dit",)
+
+
+def architecture(name: str) -> Architecture:
+    if name not in ARCHITECTURES:
+        raise CheckpointError(f"There is no architecture {name!r}; there are: {', '.join(ARCHITECTURES)}.")
+    found: Architecture = import_module(ARCHITECTURES[name]).ARCHITECTURE
+    return found
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A checkpoint whose architecture is known and whose every key and shape was checked; nothing is loaded yet."""
+
+    name: str  # as the user called it
+    checkpoint: Checkpoint
+    architecture: Architecture
+    config: Any
+    labels: tuple[str, ...]  # class names, where the config has them
+    units: tuple[Unit, ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A network in memory, with what the schedule and the sampler need to know of it."""
+
+    name: str
+    architecture: Architecture
+    config: Any
+    labels: tuple[str, ...]
+    units: tuple[Unit, ...]
+    network: nn.Module
+    fingerprints: frozenset[str]  # of the weights as stored, and as rounded to the precision they run in
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.network.parameters()).dtype
+
+
+def find(name: str) -> Path:
+    """The place of a shipped model, a file or directory, or a model on the hub (fetched if need be)."""
+    if name in SHIPPED:
+        return Path(str(resources.files("tenuto"))) / "weights" / name
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")) and not path.suffix:
+        return _from_hub(name)
+    raise CheckpointError(
+        f"There is no model {name!r}: it is no file or directory here, and not one of the shipped models "
+        f"({', '.join(SHIPPED)}). A hub id looks like owner/name."
+    )
+
+
+def open_model(name: str) -> Stored:
+    """Find a checkpoint, tell its architecture, and check every key and shape against it."""
+    checkpoint = open_checkpoint(find(name))
+    family = _family(checkpoint)
+    try:
+        config, labels = _config(checkpoint, family)
+        with torch.device("meta"):
+            expected = {key: tuple(value.shape) for key, value in family.network(config).state_dict().items()}
+    except ConfigError as error:
+        raise ConfigError(f"The config of {checkpoint.path} makes no {family.name}: {error}.") from error
+    check_shapes(checkpoint.path, checkpoint.shapes, expected)
+    return Stored(name, checkpoint, family, config, labels, family.units(config))
+
+
+def load(name: str, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Model:
+    """Load a model for inference.
+
+    name    a shipped model, a file, a directory, or a hub id
+    dtype   the precision to run in; by default float32 on the CPU and the checkpoint's own elsewhere
+    """
+    stored = open_model(name)
+    if dtype is None and torch.device(device).type == "cpu":
+        dtype = torch.float32
+    state = {}
+    for key in stored.checkpoint.shapes:
+        tensor = stored.checkpoint.read(key)
+        if not torch.isfinite(tensor).all():
+            raise CheckpointError(f"{stored.checkpoint.path}: the tensor {key} holds values that are NaN or infinite.")
+        state[key] = tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None, copy=True)
+    with torch.device("meta"):
+        network = stored.architecture.network(stored.config)
+    network.load_state_dict(state, assign=True)
+    network.eval().requires_grad_(False)
+    keys = [key for unit in stored.units for key in unit.tensors()]
+    sources: list[Tensors] = [stored.checkpoint]
+    if any(state[key].dtype.itemsize < stored.checkpoint.read(key).dtype.itemsize for key in keys):
+        sources.append(ModuleTensors(network))
+    return Model(
+        name,
+        stored.architecture,
+        stored.config,
+        stored.labels,
+        stored.units,
+        network,
+        frozenset(fingerprint_of(source, keys) for source in sources),
+    )
+
+
+def _family(checkpoint: Checkpoint) -> Architecture:
+    if checkpoint.config is not None:
+        kind = checkpoint.config.get("model_type")
+        if not isinstance(kind, str):
+            raise CheckpointError(
+                f'The config.json of {checkpoint.path} has no "model_type"; it is one of: {", ".join(ARCHITECTURES)}.'
+            )
+        return architecture(kind)
+    for name in ARCHITECTURES:
+        if architecture(name).signature in checkpoint.shapes:
+            return architecture(name)
+    raise CheckpointError(
+        f"{checkpoint.path} is no checkpoint of a known architecture ({', '.join(ARCHITECTURES)}), and no config.json "
+        f"beside it says otherwise. Its first tensors are {', '.join(list(checkpoint.shapes)[:3]) or 'none'}."
+    )
+
+
+def _config(checkpoint: Checkpoint, family: Architecture) -> tuple[Any, tuple[str, ...]]:
+    if checkpoint.config is None:
+        try:
+            return family.infer_config(checkpoint.shapes), ()
+        except KeyError as error:
+            raise CheckpointError(
+                f"{checkpoint.path} looks like a {family.name}, but has no tensor {error.args[0]}."
+            ) from error
+    given = {key: value for key, value in checkpoint.config.items() if key not in ("model_type", "labels")}
+    labels = checkpoint.config.get("labels", ())
+    known = {field.name: field.type for field in fields(family.config)}
+    if unknown := [key for key in given if key not in known]:
+        raise ConfigError(f"it has unknown argument(s) {', '.join(unknown)}")
+    for key, value in given.items():
+        kind = type(getattr(family.config(), key))
+        if isinstance(value, bool) != (kind is bool) or not isinstance(value, (kind, int)):
+            raise ConfigError(f"{key} should be of type {kind.__name__}, not {value!r}")
+    return family.config(**given), tuple(labels)
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(name, allow_patterns=["config.json", "*.safetensors", "*.safetensors.index.json"])
+        )
+    except Exception as error:  # the hub's client has a score of them, and offline mode its own
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise TenutoError(f"Could not fetch {name} from the hub, and there is no such path here: {reason}") from error

@@ -1,0 +1,267 @@
+"""DiT (Peebles & Xie, "Scalable Diffusion Models with Transformers"): a class-conditional diffusion transformer.
+
+Parameter names are those of the published checkpoints. Both residual additions of a block go through the seam.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tenuto.models.architecture import Architecture, ConfigError
+from tenuto.residual import Deferred, Residual, plain
+from tenuto.units import Component, Matrix, Unit
+
+FREQUENCIES = 256  # width of the sinusoidal timestep embedding, fixed in the reference
+
+
+@dataclass(frozen=True)
+class DiTConfig:
+    """The reference constructor's arguments; the defaults are DiT-XL/2 on 256×256 latents."""
+
+    input_size: int = 32
+    patch_size: int = 2
+    in_channels: int = 4
+    hidden_size: int = 1152
+    depth: int = 28
+    num_heads: int = 16
+    mlp_ratio: float = 4.0
+    class_dropout_prob: float = 0.1
+    num_classes: int = 1000
+    learn_sigma: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("input_size", "patch_size", "in_channels", "hidden_size", "depth", "num_heads", "num_classes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.input_size % self.patch_size:
+            raise ConfigError(f"input_size {self.input_size} is not a multiple of patch_size {self.patch_size}")
+        if self.hidden_size % self.num_heads:
+            raise ConfigError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
+        if self.hidden_size % 4:
+            raise ConfigError(f"hidden_size {self.hidden_size} is not a multiple of 4, as the position table needs")
+
+    @property
+    def tokens(self) -> int:
+        return (self.input_size // self.patch_size) ** 2
+
+    @property
+    def mlp_width(self) -> int:
+        return int(self.hidden_size * self.mlp_ratio)
+
+    @property
+    def out_channels(self) -> int:
+        return self.in_channels * (2 if self.learn_sigma else 1)
+
+    @property
+    def null_class(self) -> int:
+        """The label that means "no class", for guidance."""
+        if self.class_dropout_prob == 0:
+            raise ConfigError("this model was trained without class dropout: it has no null class to guide against")
+        return self.num_classes
+
+
+class PatchEmbed(nn.Module):
+    def __init__(self, config: DiTConfig) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(config.in_channels, config.hidden_size, config.patch_size, config.patch_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.proj(x).flatten(2).transpose(1, 2)  # [B, C, H, W] -> [B, tokens, D]
+
+
+class TimestepEmbedder(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(FREQUENCIES, width), nn.SiLU(), nn.Linear(width, width))
+
+    def forward(self, t: Tensor) -> Tensor:
+        half = FREQUENCIES // 2
+        rates = torch.exp(-math.log(10_000) / half * torch.arange(half, dtype=torch.float32, device=t.device))
+        angles = t.float()[:, None] * rates
+        return self.mlp(torch.cat([angles.cos(), angles.sin()], dim=-1).to(next(self.mlp.parameters()).dtype))
+
+
+class LabelEmbedder(nn.Module):
+    def __init__(self, config: DiTConfig) -> None:
+        super().__init__()
+        null = 1 if config.class_dropout_prob > 0 else 0
+        self.embedding_table = nn.Embedding(config.num_classes + null, config.hidden_size)
+
+    def forward(self, y: Tensor) -> Tensor:
+        return self.embedding_table(y)
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each [B, heads, tokens, d_h]
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+
+
+def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return x * (1 + scale) + shift
+
+
+class DiTBlock(nn.Module):
+    """Attention and MLP, each normalised, shifted, scaled and gated by the timestep and class (AdaLN-Zero)."""
+
+    def __init__(self, name: str, config: DiTConfig) -> None:
+        super().__init__()
+        self.name = name
+        width = config.hidden_size
+        self.norm1 = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+        self.attn = Attention(width, config.num_heads)
+        self.norm2 = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+        self.mlp = Mlp(width, config.mlp_width)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
+
+    def forward(self, x: Tensor, c: Tensor, residual: Residual) -> Tensor:
+        # (shift, scale, gate) of attention, then of the MLP, each [B, 1, D]
+        m = Deferred(lambda: self.adaLN_modulation(c).unsqueeze(1).chunk(6, dim=-1))
+        h = residual(f"{self.name}.attn", x, lambda: self.attn(modulate(self.norm1(x), m[0], m[1])), gate=lambda: m[2])
+        return residual(f"{self.name}.mlp", h, lambda: self.mlp(modulate(self.norm2(h), m[3], m[4])), gate=lambda: m[5])
+
+
+class FinalLayer(nn.Module):
+    def __init__(self, config: DiTConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.norm_final = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+        self.linear = nn.Linear(width, config.patch_size**2 * config.out_channels)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        shift, scale = self.adaLN_modulation(c).unsqueeze(1).chunk(2, dim=-1)
+        return self.linear(modulate(self.norm_final(x), shift, scale))
+
+
+class DiT(nn.Module):
+    def __init__(self, config: DiTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.x_embedder = PatchEmbed(config)
+        self.t_embedder = TimestepEmbedder(config.hidden_size)
+        self.y_embedder = LabelEmbedder(config)
+        positions = sincos_positions(config.hidden_size, config.input_size // config.patch_size)
+        self.pos_embed = nn.Parameter(positions, requires_grad=False)
+        self.blocks = nn.ModuleList(DiTBlock(f"blocks.{i}", config) for i in range(config.depth))
+        self.final_layer = FinalLayer(config)
+
+    def forward(self, x: Tensor, t: Tensor, y: Tensor, residual: Residual = plain) -> Tensor:
+        """x [B, C, H, W], t [B], y [B] -> the predicted noise (and variance, if learned) [B, out_channels, H, W]."""
+        c = self.t_embedder(t) + self.y_embedder(y)
+        x = self.x_embedder(x) + self.pos_embed
+        for block in self.blocks:
+            x = block(x, c, residual)
+        return self.unpatchify(self.final_layer(x, c))
+
+    def unpatchify(self, x: Tensor) -> Tensor:
+        p, side = self.config.patch_size, self.config.input_size // self.config.patch_size
+        x = x.unflatten(1, (side, side)).unflatten(-1, (p, p, -1))  # [B, h, w, p, q, C]
+        return x.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
+
+    def initialize_weights(self) -> None:
+        """For training from scratch: Xavier weights, and AdaLN-Zero, so that every block starts as the identity."""
+        nn.init.xavier_uniform_(self.x_embedder.proj.weight.flatten(1))
+        nn.init.normal_(self.y_embedder.embedding_table.weight, std=0.02)
+        for name, parameter in self.named_parameters():
+            if name.endswith(".bias") or "adaLN_modulation" in name or name == "final_layer.linear.weight":
+                nn.init.zeros_(parameter)
+            elif name.startswith("t_embedder"):
+                nn.init.normal_(parameter, std=0.02)
+            elif name.startswith("blocks"):
+                nn.init.xavier_uniform_(parameter)
+
+
+def sincos_positions(width: int, side: int) -> Tensor:
+    """The fixed position table [1, side², width]: half of the width for the column, half for the row."""
+    rates = 10_000.0 ** -(torch.arange(width // 4, dtype=torch.float64) / (width // 4))
+    angles = torch.arange(side, dtype=torch.float64)[:, None] * rates
+    table = torch.cat([angles.sin(), angles.cos()], dim=1)  # [side, width / 2]
+    columns = table[None, :, :].expand(side, side, -1)
+    rows = table[:, None, :].expand(side, side, -1)
+    return torch.cat([columns, rows], dim=-1).flatten(0, 1).float()[None]
+
+
+def units(config: DiTConfig) -> tuple[Unit, ...]:
+    n, d, hidden = config.tokens, config.hidden_size, config.mlp_width
+    attention_flops = 2 * n * d * 4 * d + 4 * n * n * d
+    mlp_flops = 2 * n * d * 2 * hidden
+    result = []
+    for i in range(config.depth):
+        qkv, proj = f"blocks.{i}.attn.qkv.weight", f"blocks.{i}.attn.proj.weight"
+        attention = Component(
+            "attention",
+            {
+                "q": Matrix.split(qkv, 0, 3),
+                "k": Matrix.split(qkv, 1, 3),
+                "v": Matrix.split(qkv, 2, 3),
+                "o": Matrix.whole(proj),
+            },
+            head_dim=d // config.num_heads,
+        )
+        mlp = Component(
+            "mlp",
+            {
+                "w1": Matrix.whole(f"blocks.{i}.mlp.fc1.weight"),
+                "w2": Matrix.whole(f"blocks.{i}.mlp.fc2.weight"),
+            },
+        )
+        result.append(Unit(f"blocks.{i}.attn", (attention,), attention_flops))
+        result.append(Unit(f"blocks.{i}.mlp", (mlp,), mlp_flops))
+    return tuple(result)
+
+
+# Heads of the published sizes (S, B, L, XL): the one argument that no tensor's shape tells.
+HEADS_BY_WIDTH = {384: 6, 768: 12, 1024: 16, 1152: 16}
+
+
+def infer_config(shapes: Mapping[str, tuple[int, ...]]) -> DiTConfig:
+    """The config of a published checkpoint, which comes as a bare file, from its tensors' shapes."""
+    width, channels, patch, _ = shapes["x_embedder.proj.weight"]
+    if width not in HEADS_BY_WIDTH:
+        raise ConfigError(
+            f"num_heads cannot be told from the tensors, and width {width} is none of the published sizes "
+            f"{sorted(HEADS_BY_WIDTH)}; put a config.json with num_heads beside the file"
+        )
+    return DiTConfig(
+        input_size=math.isqrt(shapes["pos_embed"][1]) * patch,
+        patch_size=patch,
+        in_channels=channels,
+        hidden_size=width,
+        depth=1 + max(int(key.split(".")[1]) for key in shapes if key.startswith("blocks.")),
+        num_heads=HEADS_BY_WIDTH[width],
+        mlp_ratio=shapes["blocks.0.mlp.fc1.weight"][0] / width,
+        num_classes=shapes["y_embedder.embedding_table.weight"][0] - 1,  # published models have a null class
+        learn_sigma=shapes["final_layer.linear.bias"][0] == 2 * channels * patch**2,
+    )
+
+
+ARCHITECTURE = Architecture(
+    name="dit",
+    title="DiT: class-conditional diffusion transformer",
+    config=DiTConfig,
+    network=DiT,
+    units=units,
+    infer_config=infer_config,
+    signature="x_embedder.proj.weight",
+)

@@ -1,0 +1,128 @@
+"""From scores to schedules: the paper's lifetimes, and refreshing.
+
+lifetimes   S_ℓ = max{S_min, ⌈T min(1, Λ̂_ℓ / τ)⌉}: computed until S_ℓ, then held for good
+refresh     every unit computed again every R-th step, and extrapolated in between
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tenuto.errors import UsageError
+from tenuto.schedules import Hold, Reuse, Schedule
+from tenuto.scores import Scores
+
+TAU = 1.0  # the paper's untuned operating point
+MIN_LIFETIME = 0.1  # S_min as a share of T
+BUDGET = 0.25  # of the default, refreshing policy
+
+
+def lifetimes(
+    scores: Scores,
+    steps: int,
+    *,
+    tau: float | None = None,
+    budget: float | None = None,
+    min_lifetime: float = MIN_LIFETIME,
+    reuse: Reuse = "hold",
+    hold: Hold = "update",
+) -> Schedule:
+    """The paper's schedule, from τ or from the budget that τ should give (the nearest there is)."""
+    _check(steps, budget)
+    if tau is not None and budget is not None:
+        raise UsageError("Give tau or a budget, not both: one follows from the other.")
+    if not 0 <= min_lifetime <= 1:
+        raise UsageError(f"The minimum lifetime is a share of the steps, between 0 and 1, not {min_lifetime}.")
+    values = [unit.score for unit in scores.units]
+    if budget is not None:
+        tau = tau_for_budget(values, steps, budget, min_lifetime)
+    tau = TAU if tau is None else tau
+    if not tau > 0:
+        raise UsageError(f"tau must be positive, not {tau}.")
+    last = np.array(lifetimes_at(values, steps, tau, min_lifetime))
+    active = np.arange(1, steps + 1)[None, :] <= last[:, None]
+    return _schedule(
+        scores, active, reuse, hold, {"name": "lifetimes", "tau": tau, "budget": budget, "min_lifetime": min_lifetime}
+    )
+
+
+def refresh(
+    scores: Scores,
+    steps: int,
+    *,
+    every: int | None = None,
+    budget: float | None = None,
+    reuse: Reuse = "linear",
+    hold: Hold = "branch",
+) -> Schedule:
+    """Every unit computed at steps 1, 1+R, 1+2R, …; R as given, or the one whose budget is nearest to `budget`."""
+    _check(steps, budget)
+    if every is not None and budget is not None:
+        raise UsageError("Give the refresh period or a budget, not both: one follows from the other.")
+    if every is None:
+        every = period_for_budget(steps, BUDGET if budget is None else budget)
+    if every < 1:
+        raise UsageError(f"The refresh period must be at least 1 step, not {every}.")
+    active = np.tile(np.arange(steps) % every == 0, (len(scores.units), 1))
+    return _schedule(scores, active, reuse, hold, {"name": "refresh", "every": every, "budget": budget})
+
+
+def lifetimes_at(scores: Sequence[float], steps: int, tau: float, min_lifetime: float = MIN_LIFETIME) -> list[int]:
+    """S_ℓ = max{S_min, ⌈T min(1, Λ̂_ℓ / τ)⌉}, at least one step."""
+    shortest = max(1, math.ceil(_exact(steps * min_lifetime)))  # S_min
+    return [max(shortest, math.ceil(_exact(steps * min(1.0, score / tau)))) for score in scores]
+
+
+def tau_for_budget(scores: Sequence[float], steps: int, budget: float, min_lifetime: float = MIN_LIFETIME) -> float:
+    """The τ whose lifetimes come nearest to `budget`; of two as near, the one that computes more.
+
+    Σ S_ℓ never grows with τ, and falls only where some T Λ̂_ℓ / τ is a whole number: trying those τ tries every
+    achievable sum, so the answer is exact.
+    """
+    breakpoints = {steps * score / whole for score in scores if score > 0 for whole in range(1, steps + 1)}
+    candidates = sorted(breakpoints) or [TAU]
+    wanted = budget * len(scores) * steps
+
+    def unit_steps(tau: float) -> int:
+        return sum(lifetimes_at(scores, steps, tau, min_lifetime))
+
+    low, high = 0, len(candidates) - 1  # the first candidate whose sum is at most `wanted`
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if unit_steps(candidates[middle]) <= wanted else (middle + 1, high)
+    nearest = candidates[max(0, low - 1) : low + 1]
+    return min(nearest, key=lambda tau: (abs(unit_steps(tau) - wanted), tau))
+
+
+def period_for_budget(steps: int, budget: float) -> int:
+    """The refresh period R whose share of steps ⌈T/R⌉/T is nearest to `budget`; of two as near, the shorter."""
+    return min(range(1, steps + 1), key=lambda every: (abs(math.ceil(steps / every) / steps - budget), every))
+
+
+def _check(steps: int, budget: float | None) -> None:
+    if steps < 1:
+        raise UsageError(f"A schedule needs at least one step, not {steps}.")
+    if budget is not None and not 0 < budget <= 1:
+        raise UsageError(f"A budget is a share of the work, above 0 and at most 1, not {budget}.")
+
+
+def _exact(product: float) -> float:
+    """The product less the rounding that lifts a whole number over its ceiling (100 · 0.07 = 7.000000000000001)."""
+    return round(product, 9)
+
+
+def _schedule(
+    scores: Scores, active: NDArray[np.bool_], reuse: Reuse, hold: Hold, policy: dict[str, object]
+) -> Schedule:
+    return Schedule(
+        units=tuple(unit.name for unit in scores.units),
+        active=active,
+        flops=tuple(unit.flops for unit in scores.units),
+        reuse=reuse,
+        hold=hold,
+        model=scores.model,
+        fingerprint=scores.fingerprint,
+        policy=policy,
+    )

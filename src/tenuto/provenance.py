@@ -1,0 +1,61 @@
+"""Where a number came from: the command, the commit, the versions and the hardware that made it."""
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tenuto import __version__
+
+
+def provenance(**extra: Any) -> dict[str, Any]:
+    """What to store beside every result; `extra` adds what is particular to it (a seed, say)."""
+    import diffusers
+    import torch
+
+    return {
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "commit": commit(),
+        "tenuto": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "diffusers": diffusers.__version__,
+        "hardware": hardware(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        **extra,
+    }
+
+
+def hardware() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{cpu_name()}, {torch.get_num_threads()} threads"
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def commit() -> str:
+    """The commit this package was run from: of its checkout, or as TENUTO_COMMIT says, or "unknown"."""
+    if named := os.environ.get("TENUTO_COMMIT"):
+        return named
+    here = Path(__file__).parent
+    try:
+        arguments = {"cwd": here, "capture_output": True, "text": True, "check": True}
+        found = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **arguments).stdout.strip()  # type: ignore[call-overload]
+        changed = subprocess.run(["git", "status", "--porcelain", "-uno", "."], **arguments).stdout.strip()  # type: ignore[call-overload]
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{found}, with changes" if changed else found

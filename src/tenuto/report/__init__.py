@@ -1,0 +1,1 @@
+"""Pictures and pages: what people would rather look at than read."""

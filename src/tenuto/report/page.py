@@ -1,0 +1,60 @@
+"""One self-contained HTML page: pictures, tables, the map and the scores, with nothing to fetch and no script."""
+
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from tenuto.files import write_text
+from tenuto.report.images import png_bytes
+from tenuto.report.maps import COMPUTED_COLOUR, HELD_COLOUR, KIND_COLOURS, schedule_svg, scores_svg
+from tenuto.schedules import Schedule
+from tenuto.scores import Scores
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text: str = ""
+
+
+def write_page(
+    path: Path,
+    *,
+    title: str,
+    lead: str,
+    facts: Mapping[str, Any],
+    figures: Sequence[tuple[str, str]] = (),
+    pictures: Sequence[tuple[str, Image.Image]] = (),
+    tables: Sequence[Table] = (),
+    schedule: Schedule | None = None,
+    scores: Scores | None = None,
+) -> None:
+    """figures: (value, what it is), shown large; pictures: (caption, image); facts: how all of it was made."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(loader=PackageLoader("tenuto", "report"), autoescape=True, undefined=StrictUndefined)
+    kinds = dict.fromkeys(unit.kind for unit in scores.units) if scores else {}
+    page = environment.get_template("page.html.jinja").render(
+        title=title,
+        lead=lead,
+        figures=figures,
+        pictures=[(caption, _data_uri(image)) for caption, image in pictures],
+        tables=tables,
+        map=schedule_svg(schedule) if schedule else "",
+        computed=COMPUTED_COLOUR,
+        held=HELD_COLOUR,
+        bars=scores_svg(scores) if scores else "",
+        kinds=[(kind.replace("_", "-"), KIND_COLOURS[kind]) for kind in kinds],
+        facts=list(facts.items()),
+    )
+    write_text(path, page)
+
+
+def _data_uri(image: Image.Image) -> str:
+    return f"data:image/png;base64,{b64encode(png_bytes(image)).decode()}"

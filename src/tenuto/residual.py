@@ -1,0 +1,46 @@
+"""The one seam in a model: every residual addition goes through a callable that the executor supplies.
+
+    h = residual(unit, h, branch, gate)        # h + gate · branch
+
+Full inference is `plain`, below. Everything else the package does to a network (holding, drift recording,
+probing, graph capture) is another `Residual`; none of them edits the model.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+Branch = Callable[[], Tensor]
+
+
+class Residual(Protocol):
+    """How one unit's update reaches the residual stream.
+
+    unit    the unit's name, as listed by its architecture
+    h       the live part: the current stream, or a shortcut convolution of it
+    branch  computes F(h; c); not called when the unit is held
+    gate    computes what the branch is multiplied by (AdaLN's gate), broadcastable to it; None means one.
+            A function too, so that a unit held after its gate computes no conditioning at all.
+    """
+
+    def __call__(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor: ...
+
+
+def plain(unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
+    """The network as it was trained: every unit computed, nothing remembered."""
+    update = branch()
+    return h + (update if gate is None else gate() * update)
+
+
+class Deferred:
+    """A value computed when it is first asked for, and once: conditioning that two units of a block share."""
+
+    def __init__(self, compute: Callable[[], tuple[Tensor, ...]]) -> None:
+        self._compute = compute
+        self._value: tuple[Tensor, ...] | None = None
+
+    def __getitem__(self, index: int) -> Tensor:
+        if self._value is None:
+            self._value = self._compute()
+        return self._value[index]

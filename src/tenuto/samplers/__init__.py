@@ -1,0 +1,1 @@
+"""The loops that call a denoiser step after step."""

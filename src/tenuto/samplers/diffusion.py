@@ -1,0 +1,164 @@
+"""Images from noise: the sampling loop of class-conditional diffusion models, through diffusers' schedulers."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tenuto.errors import CheckpointError, UsageError
+from tenuto.executor import Executor, Generation
+from tenuto.models import Model
+from tenuto.schedules import Schedule
+
+Solver = Literal["ddim", "dpm++"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to get from noise to a picture."""
+
+    steps: int = 50  # network evaluations: both solvers evaluate once a step
+    solver: Solver = "ddim"
+    guidance: float = 1.5  # w in ε_null + w (ε_class − ε_null); 1 means none, and costs half
+    guided_channels: int | None = None  # all noise channels by default; the DiT reference's own script guides 3 of 4
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps <= 1000:
+            raise UsageError(f"The number of steps lies between 1 and 1000, not at {self.steps}.")
+        if self.solver not in ("ddim", "dpm++"):
+            raise UsageError(f"The solver is ddim or dpm++, not {self.solver!r}.")
+        if not self.guidance >= 0:
+            raise UsageError(f"Guidance must not be negative, and {self.guidance} is.")
+
+
+def generate(
+    model: Model,
+    classes: Sequence[int],
+    *,
+    seeds: Sequence[int] | None = None,
+    seed: int = 0,
+    sampling: Sampling | None = None,
+    schedule: Schedule | None = None,
+    batch: int = 16,
+    progress: Callable[[int], object] = lambda images: None,
+    **options: Any,
+) -> Tensor:
+    """One sample of the model's own space for each class: [len(classes), C, H, W], nominally in [-1, 1].
+
+    seeds     one for each sample; by default seed, seed + 1, …. Noise depends on a sample's own seed alone, so
+              results do not depend on how samples are batched
+    progress  called after every step with the number of images in the batch
+    options   fields of `Sampling`, instead of `sampling`
+    """
+    if sampling is not None and options:
+        raise UsageError("Give `sampling` or its fields, not both.")
+    sampling = sampling or Sampling(**options)
+    seeds = [seed + i for i in range(len(classes))] if seeds is None else seeds
+    _check_request(model, classes, seeds, sampling, schedule, batch)
+    executor = Executor(model.network, schedule)
+    samples = [
+        _sample_batch(model, executor.start(), chunk, noise, sampling, progress)
+        for chunk, noise in _batches(model, classes, seeds, batch)
+    ]
+    return torch.cat(samples)
+
+
+@torch.inference_mode()
+def _sample_batch(
+    model: Model,
+    evaluate: Generation,
+    classes: Sequence[int],
+    x: Tensor,
+    sampling: Sampling,
+    progress: Callable[[int], object],
+) -> Tensor:
+    solver = make_solver(sampling)
+    labels = torch.tensor(classes, device=model.device)
+    guided = sampling.guidance != 1
+    if guided:
+        labels = torch.cat([labels, torch.full_like(labels, model.config.null_class)])
+    for t in solver.timesteps:
+        inputs = torch.cat([x, x]) if guided else x
+        output = evaluate(inputs.to(model.dtype), t.expand(len(inputs)).to(model.device), labels)
+        noise = output[:, : x.shape[1]].float()  # a learned variance, behind it, is of no use to these solvers
+        if guided:
+            noise = guide(noise, sampling)
+        x = solver.step(noise, t, x, return_dict=False)[0]
+        progress(len(x))
+    return x
+
+
+def guide(noise: Tensor, sampling: Sampling) -> Tensor:
+    """ε_null + w (ε_class − ε_null) from a batch of both halves; unguided channels keep ε_class."""
+    conditional, unconditional = noise.chunk(2)
+    guided = unconditional + sampling.guidance * (conditional - unconditional)
+    n = noise.shape[1] if sampling.guided_channels is None else sampling.guided_channels
+    return torch.cat([guided[:, :n], conditional[:, n:]], dim=1)
+
+
+def make_solver(sampling: Sampling) -> Any:
+    """diffusers' scheduler for the noise levels DiT is trained with: 1000 of them, β linear from 1e-4 to 0.02."""
+    from diffusers import DDIMScheduler, DPMSolverMultistepScheduler
+
+    levels = {"num_train_timesteps": 1000, "beta_start": 1e-4, "beta_end": 0.02, "beta_schedule": "linear"}
+    solver = (
+        DDIMScheduler(**levels, clip_sample=False)
+        if sampling.solver == "ddim"
+        else DPMSolverMultistepScheduler(**levels, algorithm_type="dpmsolver++", solver_order=2)
+    )
+    solver.set_timesteps(sampling.steps)
+    return solver
+
+
+def decode(latents: Tensor, vae_path: Path) -> Tensor:
+    """Pictures from latents, by the VAE in a diffusers directory."""
+    from diffusers import AutoencoderKL
+
+    try:
+        vae = AutoencoderKL.from_pretrained(str(vae_path)).to(latents.device)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{vae_path} holds no VAE that diffusers can load: {error}") from error
+    if vae.config.latent_channels != latents.shape[1]:
+        raise UsageError(
+            f"The VAE {vae_path} decodes {vae.config.latent_channels} channels, but the model makes {latents.shape[1]}."
+        )
+    with torch.inference_mode():
+        return torch.cat([vae.decode(z[None] / vae.config.scaling_factor).sample for z in latents])
+
+
+def _batches(
+    model: Model, classes: Sequence[int], seeds: Sequence[int], batch: int
+) -> Iterator[tuple[Sequence[int], Tensor]]:
+    shape = (model.config.in_channels, model.config.input_size, model.config.input_size)
+    for start in range(0, len(classes), batch):
+        generators = [torch.Generator().manual_seed(s) for s in seeds[start : start + batch]]
+        noise = torch.stack([torch.randn(shape, generator=generator) for generator in generators])
+        yield classes[start : start + batch], noise.to(model.device)
+
+
+def _check_request(
+    model: Model,
+    classes: Sequence[int],
+    seeds: Sequence[int],
+    sampling: Sampling,
+    schedule: Schedule | None,
+    batch: int,
+) -> None:
+    if not classes:
+        raise UsageError("No class was asked for.")
+    if wrong := [c for c in classes if not 0 <= c < model.config.num_classes]:
+        raise UsageError(f"{model.name} knows the classes 0 to {model.config.num_classes - 1}, not {wrong[0]}.")
+    if len(seeds) != len(classes):
+        raise UsageError(f"There must be a seed for each sample: {len(seeds)} seeds, {len(classes)} samples.")
+    if batch < 1:
+        raise UsageError(f"A batch holds at least one image, not {batch}.")
+    if schedule is not None:
+        schedule.check_fits([unit.name for unit in model.units], model.fingerprints, model.name)
+        if schedule.steps != sampling.steps:
+            raise UsageError(
+                f"The schedule is for {schedule.steps} steps and the sampler takes {sampling.steps}. Sample with "
+                f"{schedule.steps} steps, or make one with: tenuto schedule {model.name} --steps {sampling.steps}"
+            )

@@ -1,0 +1,208 @@
+"""The training commands, on made-up data and networks small enough for a CPU.
+
+What they write must be whole and readable; whether the real models are any good is their model cards' matter.
+"""
+
+import io
+import json
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
+
+import evaluate_dit
+import fashion_mnist
+import train_classifier
+import train_dit
+
+from tenuto.errors import CheckpointError, UsageError
+from tenuto.measure.classifier import Classifier, load_classifier
+from tenuto.models.dit import DiT, DiTConfig
+
+CPU = torch.device("cpu")
+TINY = DiTConfig(
+    patch_size=8, in_channels=1, hidden_size=16, depth=2, num_heads=2, mlp_ratio=2.0, num_classes=10, learn_sigma=False
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("training")
+
+
+@pytest.fixture(scope="module")
+def tarball(folder: Path) -> Path:
+    """Five rows a class, of value 10 × class + row; the first class with the package's empty rows."""
+    path = folder / "package.tgz"
+    with tarfile.open(path, "w:gz") as archive:
+        for label in range(10):
+            rows = [[10 * label + row] * 784 for row in range(5)]
+            content = json.dumps({"data": [*rows[:2], [], *rows[2:], []] if label == 0 else rows}).encode()
+            info = tarfile.TarInfo(f"package/src/clothes/{label}.json")
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(folder: Path, tarball: Path) -> Path:
+    path = folder / "data.npz"
+    fashion_mnist.convert(tarball, path, held_out=2)
+    return path
+
+
+@pytest.fixture(scope="module")
+def classifier(folder: Path, data: Path) -> Path:
+    train_classifier.main(out=folder / "classifier", data=data, epochs=1, device="cpu", seed=0)
+    return folder / "classifier"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(folder: Path, data: Path) -> Path:
+    settings = train_dit.Settings(seconds=60, batch=4, compile=False, max_steps=3)
+    trained = train_dit.train(fashion_mnist.load(data), TINY, settings, CPU)
+    train_dit.save(folder / "dit", trained, TINY, settings, CPU)
+    return folder / "dit"
+
+
+def test_data_is_split_by_class_and_empty_rows_are_dropped(data: Path) -> None:
+    with np.load(data) as arrays:
+        assert arrays["train_images"].shape == (30, 28, 28)
+        assert arrays["train_images"].dtype == np.uint8
+        assert arrays["train_images"][:, 0, 0].tolist() == [10 * c + row for c in range(10) for row in range(3)]
+        assert arrays["test_images"][:, 0, 0].tolist() == [10 * c + row for c in range(10) for row in (3, 4)]
+        assert arrays["train_labels"].tolist() == [c for c in range(10) for _ in range(3)]
+
+
+def test_images_are_padded_with_black_and_scaled() -> None:
+    image = np.full((1, 28, 28), 255, dtype=np.uint8)
+    image[0, 0, 0] = 0
+    tensor = fashion_mnist.to_tensor(image)
+    assert tensor.shape == (1, 1, 32, 32) and tensor.dtype == torch.float32
+    assert tensor[0, 0, 2, 2] == -1 and tensor[0, 0, 2, 3] == 1
+    assert (tensor[..., :2] == -1).all() and (tensor[..., -2:, :] == -1).all()
+
+
+def test_another_tarball_is_refused(folder: Path) -> None:
+    path = folder / "other.tgz"
+    with tarfile.open(path, "w:gz"):
+        pass
+    with pytest.raises(UsageError, match=r"must be fashion-mnist@1\.1\.0"):
+        fashion_mnist.convert(path, folder / "other.npz")
+    assert not (folder / "other.npz").exists()
+
+
+def test_classifier_shapes() -> None:
+    network, x = Classifier().eval(), torch.randn(3, 1, 32, 32)
+    assert network.features(x).shape == (3, 128)
+    assert network(x).shape == (3, 10)
+    assert 200_000 < sum(parameter.numel() for parameter in network.parameters()) < 500_000
+
+
+def test_augmentation_moves_an_image_without_changing_it() -> None:
+    x = torch.full((16, 1, 32, 32), -1.0)
+    x[:, 0, 10:12, 10:20] = 1.0
+    moved = train_classifier.augment(x, torch.Generator().manual_seed(0))
+    assert moved.shape == x.shape
+    assert torch.equal(moved.sum(dim=(1, 2, 3)), x.sum(dim=(1, 2, 3)))
+    assert not torch.equal(moved, x)
+
+
+def test_trained_classifier_loads(classifier: Path) -> None:
+    assert load_classifier(classifier)(torch.zeros(1, 1, 32, 32)).shape == (1, 10)
+    assert "Held-out accuracy" in (classifier / "README.md").read_text(encoding="utf-8")
+
+
+def test_absent_classifier_is_a_sentence(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="There is no classifier"):
+        load_classifier(folder / "nowhere")
+
+
+def test_learning_rate_warms_up_and_anneals() -> None:
+    assert train_dit.rate_at(0.0) == 0
+    assert train_dit.rate_at(train_dit.WARM_UP) == pytest.approx(1)
+    assert train_dit.rate_at(1.0) == pytest.approx(train_dit.FLOOR)
+
+
+def test_only_shoes_are_never_mirrored(data: Path) -> None:
+    loaded = fashion_mnist.load(data)
+    ramp = torch.linspace(-1, 1, 32).expand(30, 1, 32, 32).clone()
+    stream = train_dit.batches(loaded._replace(train_images=ramp), TINY, 512, 0, CPU)
+    x, t, y, noise = next(stream)
+    alpha = train_dit.alphas_cumprod()[t][:, None, None, None]
+    clean = (x - (1 - alpha).sqrt() * noise) / alpha.sqrt()
+    readable = alpha.flatten() > 0.5  # where the noise has not drowned the picture
+    mirrored = clean[:, 0, 0, 0] > clean[:, 0, 0, -1]
+    shoes = torch.isin(y, torch.tensor(train_dit.SHOES))
+    assert not mirrored[readable & shoes].any()
+    others = mirrored[readable & ~shoes]
+    assert others.any() and not others.all()
+    assert (y == TINY.null_class).any()
+
+
+def test_checkpoint_is_whole(checkpoint: Path) -> None:
+    network = evaluate_dit.load_network(checkpoint)
+    assert network.config == TINY
+    record = json.loads((checkpoint / "loss.json").read_text())
+    assert record["steps"] == 3 and record["loss"][-1][0] == 3 and record["final_loss"] > 0
+    assert (checkpoint / "loss.png").stat().st_size > 0
+    assert not list(checkpoint.glob(".*"))
+
+
+def test_large_checkpoints_are_sharded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = DiT(TINY).state_dict()
+    train_dit.save_checkpoint(tmp_path, state, TINY)
+    assert (tmp_path / "model.safetensors").exists()
+    monkeypatch.setattr(train_dit, "SHARD_BYTES", 8000)
+    train_dit.save_checkpoint(tmp_path, state, TINY)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == set(state)
+    assert index["metadata"]["total_size"] == sum(2 * value.numel() for value in state.values())
+    assert set(index["weight_map"].values()) == {file.name for file in tmp_path.glob("*.safetensors")}
+    loaded = evaluate_dit.load_network(tmp_path).state_dict()
+    assert all(torch.equal(loaded[key], value.bfloat16().float()) for key, value in state.items())
+
+
+def test_interrupted_training_keeps_what_it_has(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(done: float) -> float:
+        if done > 0.3:
+            raise KeyboardInterrupt
+        return 1.0
+
+    monkeypatch.setattr(train_dit, "rate_at", interrupted)
+    settings = train_dit.Settings(seconds=600, batch=4, compile=False, max_steps=10)
+    trained = train_dit.train(fashion_mnist.load(data), TINY, settings, CPU)
+    assert trained.interrupted and trained.steps == 4
+    assert set(trained.state) == set(DiT(TINY).state_dict())
+
+
+@pytest.mark.parametrize("given", ['{"depth": 2}', '{"nonsense": 1}', '{"depth"', "absent.json"])
+def test_configs_that_make_no_sense_are_refused(given: str) -> None:
+    with pytest.raises(Exception, match=r"\.$"):
+        train_dit.parse_config(given)
+
+
+def test_ddim_timesteps_lead() -> None:
+    assert evaluate_dit.ddim_timesteps(50)[:2] == [980, 960]
+    assert evaluate_dit.ddim_timesteps(3) == [666, 333, 0]
+
+
+def test_evaluation_runs(checkpoint: Path, classifier: Path, data: Path, tmp_path: Path) -> None:
+    result = evaluate_dit.evaluate(checkpoint, classifier, data, 10, 3, 1.5, CPU, 0, 4, tmp_path)
+    assert 0 <= result["agreement"] <= 1
+    assert json.loads((tmp_path / "evaluation.json").read_text()) == result
+    assert (tmp_path / "samples.png").exists()
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "Class agreement" in card and "Final loss" in card
+
+
+def test_samples_do_not_depend_on_the_batch(checkpoint: Path) -> None:
+    network, labels = evaluate_dit.load_network(checkpoint), torch.arange(4)
+    together = evaluate_dit.sample(network, evaluate_dit.initial_noise(5, 0, 4), labels, 3, 1.5)
+    last = evaluate_dit.sample(network, evaluate_dit.initial_noise(5, 3, 4), labels[3:], 3, 1.5)
+    torch.testing.assert_close(together[3:], last, rtol=1e-4, atol=1e-4)
