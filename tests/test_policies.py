@@ -1,0 +1,114 @@
+"""Lifetimes follow the paper's formula, budgets are met as nearly as can be, refreshing starts with a full step."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tenuto
+from tenuto.errors import UsageError
+from tenuto.policies import lifetimes, lifetimes_at, period_for_budget, refresh, tau_for_budget
+from tenuto.scores import Scores, UnitScore
+
+SCORES = st.lists(st.floats(0, 1), min_size=1, max_size=12)
+STEPS = st.integers(1, 60)
+
+
+def scored(*values: float) -> Scores:
+    units = [UnitScore(f"unit{i}", "mlp", 1.0 + i, (), value, value) for i, value in enumerate(values)]
+    return Scores("toy", "toy", "sha256:toy", tuple(units))
+
+
+def test_lifetimes_by_hand():
+    # T = 10, S_min = 1: max{1, ⌈10 min(1, Λ̂/τ)⌉}
+    assert lifetimes_at([0.0, 0.05, 0.1, 0.31, 0.999, 1.0], 10, 1.0) == [1, 1, 1, 4, 10, 10]
+    assert lifetimes_at([0.0, 0.05, 0.1, 0.31, 0.999, 1.0], 10, 2.0) == [1, 1, 1, 2, 5, 5]
+    assert lifetimes_at([0.0, 0.5], 10, 1.0, min_lifetime=0.35) == [4, 5]
+
+
+def test_rounding_does_not_add_a_step():
+    assert lifetimes_at([0.07, 0.29, 0.57], 100, 1.0) == [10, 29, 57]  # 100 · 0.29 is 28.999999999999996 in binary
+    assert lifetimes_at([0.07], 100, 1.0, min_lifetime=0.01) == [7]  # 100 · 0.07 is 7.000000000000001
+
+
+@given(SCORES, STEPS, st.floats(0.05, 5), st.floats(0, 1))
+def test_lifetimes_grow_with_the_score_and_shrink_with_tau(scores, steps, tau, shortest):
+    lives = lifetimes_at(scores, steps, tau, shortest)
+    ordered = [life for _, life in sorted(zip(scores, lives, strict=True))]
+    assert ordered == sorted(ordered)
+    assert all(later <= life for later, life in zip(lifetimes_at(scores, steps, 2 * tau, shortest), lives, strict=True))
+    assert all(max(1, math.ceil(round(shortest * steps, 9))) <= life <= steps for life in lives)
+
+
+@settings(max_examples=80, deadline=None)
+@given(SCORES, st.integers(1, 25), st.floats(0.01, 1), st.sampled_from([0.0, 0.1, 0.3]))
+def test_the_budget_is_met_to_the_nearest_achievable_unit_step(scores, steps, budget, shortest):
+    wanted = budget * len(scores) * steps
+    found = sum(lifetimes_at(scores, steps, tau_for_budget(scores, steps, budget, shortest), shortest))
+    # Every sum any τ can give: τ at, just below and just above each place where some lifetime changes.
+    places = [steps * s / n for s in scores if s > 0 for n in range(1, steps + 1)] or [1.0]
+    achievable = {
+        sum(lifetimes_at(scores, steps, place * factor, shortest)) for place in places for factor in (0.999, 1, 1.001)
+    }
+    assert abs(found - wanted) <= min(abs(total - wanted) for total in achievable) + 1e-9
+
+
+def test_the_schedule_of_a_budget_has_that_budget():
+    schedule = lifetimes(scored(*np.linspace(0.05, 1, 24)), 100, budget=0.35)
+    assert schedule.budget == pytest.approx(0.35, abs=1 / (24 * 100))
+    assert schedule.policy["tau"] > 0 and schedule.policy["budget"] == 0.35
+
+
+def test_lifetimes_compute_first_and_then_hold_for_good():
+    schedule = lifetimes(scored(0.2, 1.0), 5)
+    assert schedule.active.tolist() == [[True, False, False, False, False], [True] * 5]
+    assert schedule.lifetimes == (1, 5)
+    assert (schedule.hold, schedule.reuse) == ("update", "hold")
+
+
+def test_refresh_computes_everything_at_the_first_step_and_every_rth():
+    schedule = refresh(scored(0.2, 1.0), 8, every=3)
+    assert schedule.active.tolist() == [[True, False, False, True, False, False, True, False]] * 2
+    assert (schedule.hold, schedule.reuse) == ("branch", "linear")
+
+
+@given(STEPS, st.floats(0.01, 1))
+def test_refresh_takes_the_period_nearest_to_the_budget(steps, budget):
+    schedule = refresh(scored(0.5, 1.0), steps, budget=budget)
+    achievable = [math.ceil(steps / every) / steps for every in range(1, steps + 1)]
+    assert abs(schedule.budget - budget) == pytest.approx(min(abs(share - budget) for share in achievable))
+    assert schedule.active[:, 0].all()
+
+
+def test_period_for_budget_by_hand():
+    assert [period_for_budget(50, b) for b in (1.0, 0.5, 0.34, 0.25, 0.02)] == [1, 2, 3, 4, 50]
+
+
+def test_the_flop_budget_weighs_units_by_cost():
+    schedule = lifetimes(scored(0.2, 1.0), 5)  # costs 1 and 2; 1 and 5 of 5 steps
+    assert schedule.budget == pytest.approx(6 / 10)
+    assert schedule.flop_budget == pytest.approx((1 * 1 + 2 * 5) / (3 * 5))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "at least one step"),
+        ({"steps": 10, "budget": 0}, "above 0"),
+        ({"steps": 10, "budget": 1.5}, "at most 1"),
+        ({"steps": 10, "budget": float("nan")}, "above 0"),
+        ({"steps": 10, "every": 0}, "at least 1 step"),
+        ({"steps": 10, "every": 2, "budget": 0.5}, "not both"),
+        ({"steps": 10, "tau": 1.0}, "tau belongs to the policy lifetimes"),
+        ({"steps": 10, "policy": "lifetimes", "every": 3}, "every belongs to the policy refresh"),
+        ({"steps": 10, "policy": "lifetimes", "tau": 1.0, "budget": 0.5}, "not both"),
+        ({"steps": 10, "policy": "lifetimes", "tau": 0.0}, "tau must be positive"),
+        ({"steps": 10, "policy": "lifetimes", "min_lifetime": 2}, "between 0 and 1"),
+        ({"steps": 10, "policy": "magic"}, "one of refresh, lifetimes"),
+    ],
+)
+def test_nonsense_is_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        tenuto.schedule(scored(0.2, 1.0), **options)

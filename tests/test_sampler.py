@@ -1,0 +1,137 @@
+"""Sampling: the solvers are diffusers' own, samples depend on their seed alone, schedules are checked before use."""
+
+import pytest
+import torch
+from conftest import random_dit, write_checkpoint
+
+import tenuto
+from tenuto.errors import ScheduleError, UsageError
+from tenuto.samplers.diffusion import Sampling, guide, make_solver
+
+
+@pytest.fixture
+def model(checkpoint):
+    return tenuto.load(str(checkpoint))
+
+
+def naive_ddim(network, label, seed, steps, guidance):
+    """DDIM with η = 0, written out."""
+    alpha = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000), 0)
+    x = torch.randn(1, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+    for i in reversed(range(steps)):
+        t = i * (1000 // steps)
+        before = alpha[t - 1000 // steps] if i > 0 else torch.tensor(1.0)
+        at = torch.tensor([t])
+        conditional = network(x, at, torch.tensor([label]))
+        unconditional = network(x, at, torch.tensor([4]))
+        noise = unconditional + guidance * (conditional - unconditional)
+        clean = (x - (1 - alpha[t]).sqrt() * noise) / alpha[t].sqrt()
+        x = before.sqrt() * clean + (1 - before).sqrt() * noise
+    return x
+
+
+@torch.no_grad()
+def test_ddim_equals_the_textbook(model):
+    got = tenuto.generate(model, [2], seed=7, steps=5, guidance=2.0)
+    torch.testing.assert_close(got, naive_ddim(model.network, 2, 7, 5, 2.0), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("solver", ["ddim", "dpm++"])
+def test_samples_do_not_depend_on_the_batch(model, solver):
+    schedule = tenuto.schedule(model, steps=6, budget=0.5)
+    options = {"steps": 6, "solver": solver, "schedule": schedule, "seed": 3}
+    together = tenuto.generate(model, [0, 1, 2, 3, 0], batch=5, **options)
+    apart = tenuto.generate(model, [0, 1, 2, 3, 0], batch=2, **options)
+    torch.testing.assert_close(together, apart, rtol=1e-3, atol=1e-4)
+    alone = tenuto.generate(model, [2], seeds=[5], steps=6, solver=solver, schedule=schedule)
+    torch.testing.assert_close(together[2:3], alone, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("solver", ["ddim", "dpm++"])
+@pytest.mark.parametrize("guidance", [1.0, 1.5])
+def test_a_schedule_with_nothing_held_changes_not_one_bit(model, solver, guidance):
+    full = tenuto.generate(model, [0, 3], steps=4, solver=solver, guidance=guidance)
+    schedule = tenuto.schedule(model, steps=4, budget=1.0)
+    assert torch.equal(tenuto.generate(model, [0, 3], steps=4, solver=solver, guidance=guidance, schedule=schedule), full)
+
+
+def test_a_schedule_computes_just_its_pattern(model):
+    calls = []
+    for block in model.network.blocks:
+        block.mlp.register_forward_hook(lambda *_: calls.append(1))
+    tenuto.generate(model, [0], steps=8, schedule=tenuto.schedule(model, steps=8, every=4))
+    assert len(calls) == 3 * 2
+
+
+def test_both_solvers_evaluate_once_a_step(model):
+    for solver in ("ddim", "dpm++"):
+        for steps in (1, 7, 50):
+            assert len(make_solver(Sampling(steps=steps, solver=solver)).timesteps) == steps
+
+
+def test_guidance_by_hand():
+    noise = torch.tensor([[[[1.0]], [[2.0]]], [[[0.0]], [[5.0]]]])  # conditional, then unconditional; two channels
+    assert guide(noise, Sampling(guidance=3)).flatten().tolist() == [3.0, 5 + 3 * (2 - 5)]
+    assert guide(noise, Sampling(guidance=3, guided_channels=1)).flatten().tolist() == [3.0, 2.0]
+
+
+def test_without_guidance_the_null_class_is_not_evaluated(model):
+    batches = []
+    model.network.register_forward_pre_hook(lambda module, inputs: batches.append(len(inputs[0])))
+    tenuto.generate(model, [0, 1], steps=1, guidance=1.0)
+    tenuto.generate(model, [0, 1], steps=1, guidance=1.5)
+    assert batches == [2, 4]
+
+
+def test_a_model_with_learned_variance_gives_samples_of_its_input_channels(tmp_path):
+    network = random_dit(learn_sigma=True)
+    model = tenuto.load(str(write_checkpoint(tmp_path / "dit", network)))
+    assert tenuto.generate(model, [0], steps=2).shape == (1, 1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"classes": []}, "No class"),
+        ({"classes": [4]}, "knows the classes 0 to 3, not 4"),
+        ({"classes": [0], "seeds": [1, 2]}, "2 seeds, 1 samples"),
+        ({"classes": [0], "batch": 0}, "at least one image"),
+        ({"classes": [0], "steps": 0}, "between 1 and 1000"),
+        ({"classes": [0], "solver": "euler"}, "ddim or dpm"),
+        ({"classes": [0], "guidance": -1.0}, "negative"),
+    ],
+)
+def test_requests_that_make_no_sense(model, options, message):
+    with pytest.raises(UsageError, match=message):
+        tenuto.generate(model, **options)
+
+
+def test_a_schedule_for_other_steps_or_weights_is_refused(model, tmp_path):
+    schedule = tenuto.schedule(model, steps=4, budget=0.5)
+    with pytest.raises(UsageError, match="for 4 steps and the sampler takes 5"):
+        tenuto.generate(model, [0], steps=5, schedule=schedule)
+    other = tenuto.load(str(write_checkpoint(tmp_path / "other", random_dit(seed=1))))
+    with pytest.raises(ScheduleError, match="other weights"):
+        tenuto.generate(other, [0], steps=4, schedule=schedule)
+
+
+def test_two_generations_in_any_order_give_what_each_alone_would(model):
+    schedule = tenuto.schedule(model, steps=6, every=3)
+    alone = tenuto.generate(model, [1], seed=1, steps=6, schedule=schedule)
+    tenuto.generate(model, [0, 2, 3], seed=9, steps=6, schedule=schedule)
+    assert torch.equal(tenuto.generate(model, [1], seed=1, steps=6, schedule=schedule), alone)
+
+
+def test_progress_counts_every_image_of_every_step(model):
+    seen = []
+    tenuto.generate(model, [0, 1, 2], steps=4, batch=2, progress=seen.append)
+    assert sum(seen) == 12
+
+
+@pytest.mark.gpu
+def test_the_gpu_gives_the_cpus_samples(checkpoint):
+    on_cpu, on_gpu = tenuto.load(str(checkpoint)), tenuto.load(str(checkpoint), device="cuda", dtype=torch.float32)
+    schedule = tenuto.schedule(on_cpu, steps=6, budget=0.5)
+    options = {"steps": 6, "schedule": schedule, "seed": 3}
+    expected = tenuto.generate(on_cpu, [0, 1], **options)
+    torch.testing.assert_close(tenuto.generate(on_gpu, [0, 1], **options).cpu(), expected, rtol=1e-2, atol=1e-2)
