@@ -52,7 +52,9 @@ def test_samples_do_not_depend_on_the_batch(model, solver):
 def test_a_schedule_with_nothing_held_changes_not_one_bit(model, solver, guidance):
     full = tenuto.generate(model, [0, 3], steps=4, solver=solver, guidance=guidance)
     schedule = tenuto.schedule(model, steps=4, budget=1.0)
-    assert torch.equal(tenuto.generate(model, [0, 3], steps=4, solver=solver, guidance=guidance, schedule=schedule), full)
+    assert torch.equal(
+        tenuto.generate(model, [0, 3], steps=4, solver=solver, guidance=guidance, schedule=schedule), full
+    )
 
 
 def test_a_schedule_computes_just_its_pattern(model):

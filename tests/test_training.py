@@ -66,7 +66,7 @@ def classifier(folder: Path, data: Path) -> Path:
 def checkpoint(folder: Path, data: Path) -> Path:
     settings = train_dit.Settings(seconds=60, batch=4, compile=False, max_steps=3)
     trained = train_dit.train(fashion_mnist.load(data), TINY, settings, CPU)
-    train_dit.save(folder / "dit", trained, TINY, settings, CPU)
+    train_dit.save(folder / "dit", trained, TINY, settings)
     return folder / "dit"
 
 

@@ -11,7 +11,7 @@ import torch
 import typer
 from fashion_mnist import DEFAULT_PATH, HELD_OUT, LABELS, SIZE, load, run
 from torch import Tensor
-from train_classifier import accuracy, provenance
+from train_classifier import accuracy
 from train_dit import BETAS, TIMESTEPS, alphas_cumprod, parse_config
 
 from tenuto.checkpoint import check_shapes, open_checkpoint
@@ -19,6 +19,7 @@ from tenuto.errors import UsageError
 from tenuto.files import read_json, replacing, write_json, write_text
 from tenuto.measure.classifier import load_classifier
 from tenuto.models.dit import DiT
+from tenuto.provenance import provenance
 
 COLUMNS = 8  # of the picture: samples of each class
 
@@ -77,7 +78,7 @@ def draw_samples(path: Path, images: Tensor) -> None:
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=150)
+        figure.savefig(temporary, dpi=150, bbox_inches="tight")
     pyplot.close(figure)
 
 
@@ -116,7 +117,7 @@ def evaluate(
         "sampler": {"kind": "ddim", "eta": 0, "spacing": "leading", "steps": steps, "guidance": guidance},
         "samples": samples,
         "precision": "float32",
-        "provenance": provenance(device, seed),
+        "provenance": provenance(seed=seed),
     }
     write_json(out / "evaluation.json", result)
     try:
@@ -172,7 +173,7 @@ def training_section(record: dict[str, Any], out: Path) -> str:
         "Command": f"`{made['command']}`",
         "Data": f"{record['data']} (Fashion-MNIST, Zalando Research, MIT), less {HELD_OUT:,} held out of each class",
         "Steps": f"{record['steps']:,} of {record['settings']['batch']} images",
-        "Time": f"{record['seconds']:.0f} s on {made['device']}" + (", interrupted" if record["interrupted"] else ""),
+        "Time": f"{record['seconds']:.0f} s on {made['hardware']}" + (", interrupted" if record["interrupted"] else ""),
         "Final loss": "none" if record["final_loss"] is None else f"{record['final_loss']:.5f}, over the last tenth",
         **versions(made),
     }
@@ -188,7 +189,7 @@ def evaluation_section(record: dict[str, Any], out: Path) -> str:
         "Samples": f"{record['samples']:,}, classes equally represented",
         "Class agreement": f"**{record['agreement']:.2%}**",
         "Classifier on real held-out images": f"{record['classifier_accuracy']:.2%} of {record['held_out_images']:,}",
-        "Device": made["device"],
+        "Device": made["hardware"],
         **versions(made),
     }
     by_class = {name: f"{share:.1%}" for name, share in record["agreement_by_class"].items()}

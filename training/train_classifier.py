@@ -3,11 +3,6 @@
 Plain supervised learning with mirrored and shifted images; the accuracy it reports is on held-out real ones.
 """
 
-import os
-import platform
-import shlex
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +16,7 @@ from torch import Tensor
 
 from tenuto.files import replacing, write_json, write_text
 from tenuto.measure.classifier import FEATURES, Classifier
+from tenuto.provenance import provenance
 
 BATCH = 512
 PEAK_RATE = 4e-3
@@ -69,29 +65,6 @@ def accuracy(classifier: Classifier, images: Tensor, labels: Tensor) -> float:
     return (guesses == labels.cpu()).float().mean().item()
 
 
-def provenance(device: torch.device, seed: int) -> dict[str, Any]:
-    """What someone needs to make the same thing again."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {os.cpu_count()} cores"
-    return {
-        "command": shlex.join(["python", f"training/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
-        "commit": commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": name,
-        "seed": seed,
-    }
-
-
-def commit() -> str:
-    command = ["git", "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(
-            command, cwd=Path(__file__).parent, check=True, capture_output=True, text=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("TENUTO_COMMIT", "unknown")
-
-
 def model_card(made: dict[str, Any], parameters: int, held_out: float, epochs: int, seconds: float) -> str:
     return f"""# Fashion-MNIST classifier
 
@@ -105,7 +78,7 @@ Held-out accuracy: **{held_out:.2%}** on {HELD_OUT * len(LABELS):,} real images.
 |---|---|
 | Made by | `{made["command"]}` |
 | Data | npm `{PACKAGE}` (Fashion-MNIST, Zalando Research, MIT); the last {HELD_OUT:,} of each class held out |
-| Training | {epochs} epochs in {seconds:.0f} s on {made["device"]} |
+| Training | {epochs} epochs in {seconds:.0f} s on {made["hardware"]} |
 | Seed | {made["seed"]} |
 | Versions | Python {made["python"]}, torch {made["torch"]} |
 | Commit | {made["commit"]} |
@@ -130,7 +103,7 @@ def main(
     classifier = fit(images, epochs, torch.device(device), seed)
     seconds = time.perf_counter() - start
     held_out = accuracy(classifier, images.test_images, images.test_labels)
-    made = provenance(torch.device(device), seed)
+    made = provenance(seed=seed)
     with replacing(out / "model.safetensors") as temporary:
         state = {key: value.cpu().contiguous() for key, value in classifier.state_dict().items()}
         save_file(state, temporary, {"format": "pt"})

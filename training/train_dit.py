@@ -18,15 +18,15 @@ import typer
 from fashion_mnist import DEFAULT_PATH, LABELS, PACKAGE, SIZE, FashionMnist, load, run
 from safetensors.torch import save_file
 from torch import Tensor
-from train_classifier import provenance
 
 from tenuto.errors import TenutoError, UsageError
 from tenuto.files import read_json, replacing, write_json
 from tenuto.models.dit import DiT, DiTConfig
+from tenuto.provenance import provenance
 
 SHIPPED = DiTConfig(
     input_size=SIZE,
-    patch_size=2,
+    patch_size=4,  # 64 tokens: two CPU cores draw a picture in seconds
     in_channels=1,
     hidden_size=256,
     depth=12,
@@ -261,10 +261,10 @@ def plot_loss(path: Path, history: list[tuple[int, float, float]]) -> None:
     pyplot.close(figure)
 
 
-def save(out: Path, trained: Trained, config: DiTConfig, settings: Settings, device: torch.device) -> None:
+def save(out: Path, trained: Trained, config: DiTConfig, settings: Settings) -> None:
     save_checkpoint(out, trained.state, config)
     record = {
-        "provenance": provenance(device, settings.seed),
+        "provenance": provenance(seed=settings.seed),
         "data": f"npm {PACKAGE}",
         "settings": asdict(settings),
         "parameters": sum(value.numel() for value in trained.state.values()),
@@ -303,7 +303,7 @@ def main(
     dit, place = parse_config(config), torch.device(device)
     settings = Settings(seconds, batch, lr, ema, seed, compile, max_steps)
     trained = train(load(data), dit, settings, place)
-    save(out, trained, dit, settings, place)
+    save(out, trained, dit, settings)
     loss = "none" if trained.final_loss is None else f"{trained.final_loss:.5f}"
     print(f"{out}: {trained.steps:,} steps in {trained.seconds:.0f} s, final loss {loss}")
 

@@ -8,6 +8,7 @@ All state lives in the generation, so nothing can leak from one to the next, wha
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -34,11 +35,11 @@ class Generation:
         self._network = network
         self._holding = None if schedule is None else HoldingResidual(schedule)
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
+    def __call__(self, *inputs: Any, **named: Any) -> Tensor:
         if self._holding is None:
-            return self._network(*inputs, residual=plain)
+            return self._network(*inputs, **named, residual=plain)
         self._holding.next_step()
-        return self._network(*inputs, residual=self._holding)
+        return self._network(*inputs, **named, residual=self._holding)
 
 
 class HoldingResidual:

@@ -6,6 +6,8 @@ import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +16,23 @@ from tenuto import __version__
 
 def provenance(**extra: Any) -> dict[str, Any]:
     """What to store beside every result; `extra` adds what is particular to it (a seed, say)."""
-    import diffusers
-    import torch
-
     return {
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command(),
         "commit": commit(),
         "tenuto": __version__,
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "diffusers": diffusers.__version__,
+        **{package: version(package) for package in ("torch", "diffusers") if find_spec(package)},
         "hardware": hardware(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         **extra,
     }
+
+
+def command() -> str:
+    """The command line as one would type it from the project's root."""
+    program = Path(sys.argv[0])
+    script = ["python", f"{program.parent.name}/{program.name}"] if program.suffix == ".py" else [program.name]
+    return shlex.join([*script, *sys.argv[1:]])
 
 
 def hardware() -> str:
