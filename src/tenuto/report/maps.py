@@ -80,7 +80,7 @@ def scores_svg(scores: Scores) -> str:
         y = top + i * row
         parts.append(
             f'<text x="{left - 6:.0f}" y="{y + 9.5:.1f}" text-anchor="end" fill="currentColor">'
-            f'{escape(unit.name)}</text>'
+            f"{escape(unit.name)}</text>"
             f'<rect x="{left:.0f}" y="{y}" width="{max(1, unit.score * bar):.1f}" height="{row - 2.5}" '
             f'fill="{KIND_COLOURS[unit.kind]}"/>'
             f'<text x="{left + unit.score * bar + 5:.0f}" y="{y + 9.5:.1f}" fill="currentColor">{unit.score:.3f}</text>'
