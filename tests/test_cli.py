@@ -1,0 +1,228 @@
+"""The command line: every command does its work, prints JSON where asked, and ends with the right status."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import random_dit, write_checkpoint
+from PIL import Image
+
+from tenuto.cli import main
+
+
+@pytest.fixture
+def tenuto(monkeypatch, capsys, tmp_path):
+    """Run a command in a folder of its own: (status, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["tenuto", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit:
+            main()
+        captured = capsys.readouterr()
+        return exit.value.code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def model(tmp_path):
+    return write_checkpoint(tmp_path / "model", random_dit())
+
+
+def test_score_prints_a_table_and_writes_the_file(tenuto, model, tmp_path):
+    status, out, err = tenuto("score", model, "-o", "scores.json")
+    assert status == 0
+    assert "blocks.2.mlp" in out and "attention" in out and "Wrote scores.json" in err
+    assert json.loads((tmp_path / "scores.json").read_text())["format"] == "tenuto.scores/1"
+
+
+def test_score_as_json(tenuto, model):
+    status, out, _ = tenuto("score", model, "--json")
+    assert status == 0
+    assert len(json.loads(out)["units"]) == 6
+
+
+@pytest.mark.parametrize("source", ["scores.json", "model"])
+def test_schedule_from_a_score_file_or_a_model(tenuto, model, tmp_path, source):
+    tenuto("score", model, "-o", "scores.json")
+    status, out, _ = tenuto("schedule", source, "--steps", 12, "--budget", 0.34, "-o", "schedule.json")
+    assert status == 0
+    assert "33.3% of unit-steps" in out and "█··█··" in out
+    assert json.loads((tmp_path / "schedule.json").read_text())["steps"] == 12
+
+
+def test_schedule_by_lifetimes(tenuto, model):
+    status, out, _ = tenuto("schedule", model, "--steps", 10, "--policy", "lifetimes", "--tau", 0.5, "--json")
+    record = json.loads(out)
+    assert status == 0
+    assert record["policy"] == {"name": "lifetimes", "tau": 0.5, "budget": None, "min_lifetime": 0.1}
+    assert (record["hold"], record["reuse"]) == ("update", "hold")
+    assert tenuto("schedule", model, "--steps", 10, "--policy", "lifetimes")[0] == 0
+
+
+def test_a_long_schedule_still_fits_the_terminal(tenuto, model, monkeypatch):
+    from tenuto.cli import console
+
+    monkeypatch.setattr(console.out, "width", 60)
+    status, out, _ = tenuto("schedule", model, "--steps", 500, "--every", 3)
+    assert status == 0
+    assert "steps a cell" in " ".join(out.split())
+    assert max(len(line) for line in out.splitlines() if "blocks." in line) <= 60
+
+
+def test_generate_with_and_without_a_schedule(tenuto, model, tmp_path):
+    tenuto("schedule", model, "--steps", 6, "--every", 2, "-o", "schedule.json")
+    status, out, _ = tenuto("generate", model, "--schedule", "schedule.json", "--class", 3, "--count", 2, "-o", "held")
+    assert status == 0
+    assert "50% of the unit-steps" in out
+    pictures = sorted((tmp_path / "held").glob("*.png"))
+    assert [p.name for p in pictures] == ["00000-class3.png", "00001-class3.png"]
+    assert Image.open(pictures[0]).size == (8, 8)
+    record = json.loads((tmp_path / "held" / "generation.json").read_text())
+    assert record["steps"] == 6 and record["work"] == 0.5 and record["images"][1]["seed"] == 1
+    status, out, _ = tenuto("generate", model, "--steps", 3, "--solver", "dpm++", "-o", "full", "--json")
+    assert status == 0
+    assert [image["class"] for image in json.loads(out)["images"]] == [0, 1, 2, 3]
+
+
+def test_pictures_do_not_depend_on_the_batch(tenuto, model, tmp_path):
+    tenuto("generate", model, "--steps", 3, "-o", "one", "--batch", 1)
+    tenuto("generate", model, "--steps", 3, "-o", "four", "--batch", 4)
+    for name in ("00000-class0.png", "00003-class3.png"):
+        one, four = (Image.open(tmp_path / batch / name).tobytes() for batch in ("one", "four"))
+        assert all(abs(a - b) <= 1 for a, b in zip(one, four, strict=True))
+
+
+def test_show_draws_tables_pages_and_pictures(tenuto, model, tmp_path):
+    tenuto("score", model, "-o", "scores.json")
+    tenuto("schedule", "scores.json", "--steps", 12, "-o", "schedule.json")
+    for file, words in (("scores.json", "score Λ̂"), ("schedule.json", "linear of the branch")):
+        status, out, _ = tenuto("show", file, "--html", f"{file}.html", "--png", f"{file}.png")
+        assert status == 0
+        assert words in out
+        page = (tmp_path / f"{file}.html").read_text()
+        assert "<svg" in page and "blocks.1.attn" in page and "http" not in page.replace("http://www.w3.org", "")
+        assert Image.open(tmp_path / f"{file}.png").width > 500
+        assert json.loads(tenuto("show", file, "--json")[1]) == json.loads((tmp_path / file).read_text())
+
+
+@pytest.mark.parametrize("command", ["demo", "score", "schedule", "generate", "show"])
+def test_every_command_teaches(tenuto, command):
+    status, out, _ = tenuto(command, "--help")
+    assert status == 0
+    assert f"Example: tenuto {command}" in out
+
+
+def test_version(tenuto):
+    import tenuto as package
+
+    assert tenuto("--version")[:2] == (0, f"tenuto {package.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("schedule", "model"),  # --steps is missing
+        ("schedule", "model", "--steps", "ten"),
+        ("schedule", "model", "--steps", "10", "--budget", "1.5"),
+        ("schedule", "model", "--steps", "10", "--tau", "1", "--budget", "0.3", "--policy", "lifetimes"),
+        ("schedule", "model", "--steps", "10", "--policy", "magic"),
+        ("score", "model", "--eta", "0"),
+        ("generate", "model", "-o", "x", "--class", "Unicorn"),
+        ("generate", "model", "-o", "x", "--class", "17"),
+        ("generate", "model", "-o", "x", "--device", "abacus"),
+        ("generate", "model", "-o", "x", "--count", "0"),
+        ("frobnicate",),
+        ("score", "model", "--unknown"),
+    ],
+)
+def test_misuse_ends_with_status_2_and_a_sentence(tenuto, model, arguments):
+    status, out, err = tenuto(*arguments)
+    assert status == 2
+    assert out == "" and len(err.strip()) > 10 and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("score", "no-such-model"), "no model 'no-such-model'"),
+        (("show", "nowhere.json"), "nowhere.json"),
+        (("show", "model/config.json"), "neither a score file"),
+        (("generate", "model", "-o", "x", "--schedule", "nowhere.json"), "nowhere.json"),
+        (("score", "broken"), "not whole"),
+    ],
+)
+def test_failure_ends_with_status_1_and_names_the_culprit(tenuto, model, tmp_path, arguments, words):
+    broken = write_checkpoint(tmp_path / "broken", random_dit()) / "model.safetensors"
+    broken.write_bytes(broken.read_bytes()[:200])
+    status, out, err = tenuto(*arguments)
+    assert status == 1
+    assert words in err.replace("\n", " ") and out == ""
+
+
+def test_a_schedule_for_other_weights_is_refused(tenuto, model, tmp_path):
+    write_checkpoint(tmp_path / "other", random_dit(seed=5))
+    tenuto("schedule", "other", "--steps", 4, "-o", "schedule.json")
+    status, _, err = tenuto("generate", "model", "--schedule", "schedule.json", "-o", "x")
+    assert status == 1
+    assert "other weights" in err and "tenuto schedule model --steps 4" in err
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_output_that_cannot_be_written_is_named(tenuto, model, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    status, _, err = tenuto("score", model, "-o", "file/scores.json")
+    assert status == 1
+    assert "Cannot write file/scores.json" in err
+
+
+def test_ctrl_c_keeps_what_was_finished(tenuto, model, tmp_path, monkeypatch):
+    from tenuto.cli import generate as command
+
+    original, calls = command.generate, []
+
+    def interrupted(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(command, "generate", interrupted)
+    status, _, err = tenuto("generate", model, "--steps", 2, "--batch", 1, "-o", "x")
+    assert status == 1 and "Interrupted" in err
+    assert sorted(p.name for p in (tmp_path / "x").iterdir()) == ["00000-class0.png", "00001-class1.png"]
+
+
+def test_latent_models_ask_for_a_vae(tenuto, tmp_path):
+    write_checkpoint(tmp_path / "latent", random_dit(in_channels=4))
+    status, _, err = tenuto("generate", "latent", "-o", "x")
+    assert status == 2 and "--vae" in err
+    status, _, err = tenuto("generate", "latent", "--steps", 1, "-o", "x", "--vae", "nowhere")
+    assert status == 1 and "no VAE" in err
+
+
+def test_a_vae_decodes_latents(tenuto, tmp_path):
+    from diffusers import AutoencoderKL
+
+    AutoencoderKL(block_out_channels=(32,), norm_num_groups=8, latent_channels=4).save_pretrained(tmp_path / "vae")
+    write_checkpoint(tmp_path / "latent", random_dit(in_channels=4))
+    status, _, err = tenuto("generate", "latent", "--steps", 1, "--class", 0, "-o", "x", "--vae", "vae")
+    assert status == 0, err
+    assert Image.open(tmp_path / "x" / "00000-class0.png").mode == "RGB"
+
+
+def test_the_installed_program_runs():
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, "-c", "from tenuto.cli import main; main()"]
+    done = subprocess.run([*program, "score", "nowhere"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "nowhere" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_importing_tenuto_pulls_in_no_torch():
+    code = "import sys, tenuto; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
