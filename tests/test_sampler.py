@@ -68,7 +68,7 @@ def test_a_schedule_computes_just_its_pattern(model):
 def test_both_solvers_evaluate_once_a_step(model):
     for solver in ("ddim", "dpm++"):
         for steps in (1, 7, 50):
-            assert len(make_solver(Sampling(steps=steps, solver=solver)).timesteps) == steps
+            assert len(make_solver(model.architecture.noise, Sampling(steps=steps, solver=solver)).timesteps) == steps
 
 
 def test_guidance_by_hand():

@@ -34,7 +34,7 @@ def run(out_dir: Path, *, budget: float, steps: int, per_class: int, seed: int, 
     scores = score_with_progress(MODEL)
     schedule = api.schedule(scores, steps, budget=budget)
     model = load(MODEL)
-    classes = [c for _ in range(per_class) for c in range(model.config.num_classes)]
+    classes = [c for _ in range(per_class) for c in range(model.config.classes)]
     generate(model, classes, seed=seed, steps=1)  # warm-up, untimed
     full, full_seconds = _timed("Full", model, classes, seed, sampling, None)
     held, held_seconds = _timed("Scheduled", model, classes, seed, sampling, schedule)
@@ -57,7 +57,7 @@ def run(out_dir: Path, *, budget: float, steps: int, per_class: int, seed: int, 
         psnr_mean=round(float(quality.mean()), 2) if quality.isfinite().all() else None,
         psnr_worst=round(float(quality.min()), 2) if quality.isfinite().all() else None,
     )
-    columns = model.config.num_classes
+    columns = model.config.classes
     sheets = {
         "full.png": (f"Everything computed: {full_seconds:.1f} s", grid(full, columns, scale=3)),
         "scheduled.png": (f"{schedule.budget:.0%} computed: {held_seconds:.1f} s", grid(held, columns, scale=3)),

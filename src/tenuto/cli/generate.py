@@ -40,11 +40,11 @@ def run(
     if batch < 1:
         raise UsageError(f"--batch must be at least 1, not {batch}.")
     model = load(model_name, device=check_device(device))
-    if model.config.in_channels not in (1, 3) and vae is None:
+    if model.config.sample_shape[0] not in (1, 3) and vae is None:
         raise UsageError(
-            f"{model_name} makes latents of {model.config.in_channels} channels, not pictures: name its VAE with --vae."
+            f"{model_name} makes latents of {model.config.sample_shape[0]} channels, not pictures: name its VAE with --vae."
         )
-    wanted = [class_index(model, name) for name in classes] or list(range(min(model.config.num_classes, 10)))
+    wanted = [class_index(model, name) for name in classes] or list(range(min(model.config.classes, 10)))
     labels = [label for label in wanted for _ in range(count)]
     started = time.perf_counter()
     paths: list[Path] = []
@@ -85,7 +85,7 @@ def class_index(model: Model, name: str) -> int:
         return int(name)
     found = [i for i, label in enumerate(model.labels) if label.lower() == name.lower()]
     if not found:
-        known = ", ".join(model.labels) if model.labels else f"numbers 0 to {model.config.num_classes - 1} only"
+        known = ", ".join(model.labels) if model.labels else f"numbers 0 to {model.config.classes - 1} only"
         raise UsageError(f"{model.name} knows no class {name!r}; its classes are: {known}.")
     return found[0]
 

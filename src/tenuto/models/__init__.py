@@ -16,7 +16,7 @@ from tenuto.errors import CheckpointError, TenutoError
 from tenuto.models.architecture import Architecture, ConfigError
 from tenuto.units import Unit
 
-ARCHITECTURES = {"dit": "tenuto.models.dit"}
+ARCHITECTURES = {"dit": "tenuto.models.dit", "uvit": "tenuto.models.uvit"}
 SHIPPED = ("tiny-dit",)
 
 

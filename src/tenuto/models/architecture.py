@@ -13,6 +13,16 @@ class ConfigError(CheckpointError):
 
 
 @dataclass(frozen=True)
+class NoiseLevels:
+    """The β of the diffusion a family is trained with, in diffusers' words."""
+
+    schedule: str
+    start: float
+    end: float
+    timesteps: int = 1000
+
+
+@dataclass(frozen=True)
 class Architecture:
     name: str  # `model_type` in config.json
     title: str
@@ -21,3 +31,4 @@ class Architecture:
     units: Callable[[Any], tuple[Unit, ...]]  # config -> units, in the order they run
     infer_config: Callable[[Mapping[str, tuple[int, ...]]], Any]  # shapes of a bare file -> config
     signature: str  # a tensor that only this family has
+    noise: NoiseLevels | None = None  # of image models

@@ -8,12 +8,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tenuto.models.architecture import Architecture, ConfigError
+from tenuto.models.architecture import Architecture, ConfigError, NoiseLevels
+from tenuto.models.layers import (
+    Attention,
+    Mlp,
+    PatchEmbed,
+    attention_component,
+    attention_flops,
+    mlp_component,
+    mlp_flops,
+    timestep_embedding,
+    unpatchify,
+)
 from tenuto.residual import Deferred, Residual, plain
-from tenuto.units import Component, Matrix, Unit
+from tenuto.units import Unit
 
 FREQUENCIES = 256  # width of the sinusoidal timestep embedding, fixed in the reference
 
@@ -57,20 +67,20 @@ class DiTConfig:
         return self.in_channels * (2 if self.learn_sigma else 1)
 
     @property
+    def sample_shape(self) -> tuple[int, int, int]:
+        return self.in_channels, self.input_size, self.input_size
+
+    @property
+    def classes(self) -> int:
+        """How many classes can be asked for."""
+        return self.num_classes
+
+    @property
     def null_class(self) -> int:
         """The label that means "no class", for guidance."""
         if self.class_dropout_prob == 0:
             raise ConfigError("this model was trained without class dropout: it has no null class to guide against")
         return self.num_classes
-
-
-class PatchEmbed(nn.Module):
-    def __init__(self, config: DiTConfig) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(config.in_channels, config.hidden_size, config.patch_size, config.patch_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.proj(x).flatten(2).transpose(1, 2)  # [B, C, H, W] -> [B, tokens, D]
 
 
 class TimestepEmbedder(nn.Module):
@@ -79,10 +89,7 @@ class TimestepEmbedder(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(FREQUENCIES, width), nn.SiLU(), nn.Linear(width, width))
 
     def forward(self, t: Tensor) -> Tensor:
-        half = FREQUENCIES // 2
-        rates = torch.exp(-math.log(10_000) / half * torch.arange(half, dtype=torch.float32, device=t.device))
-        angles = t.float()[:, None] * rates
-        return self.mlp(torch.cat([angles.cos(), angles.sin()], dim=-1).to(next(self.mlp.parameters()).dtype))
+        return self.mlp(timestep_embedding(t, FREQUENCIES).to(next(self.mlp.parameters()).dtype))
 
 
 class LabelEmbedder(nn.Module):
@@ -93,28 +100,6 @@ class LabelEmbedder(nn.Module):
 
     def forward(self, y: Tensor) -> Tensor:
         return self.embedding_table(y)
-
-
-class Attention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.proj = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each [B, heads, tokens, d_h]
-        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
-
-class Mlp(nn.Module):
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(width, hidden)
-        self.fc2 = nn.Linear(hidden, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
 
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
@@ -131,7 +116,7 @@ class DiTBlock(nn.Module):
         self.norm1 = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
         self.attn = Attention(width, config.num_heads)
         self.norm2 = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
-        self.mlp = Mlp(width, config.mlp_width)
+        self.mlp = Mlp(width, config.mlp_width, approximate="tanh")
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
 
     def forward(self, x: Tensor, c: Tensor, residual: Residual) -> Tensor:
@@ -158,7 +143,7 @@ class DiT(nn.Module):
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
         self.config = config
-        self.x_embedder = PatchEmbed(config)
+        self.x_embedder = PatchEmbed(config.in_channels, config.hidden_size, config.patch_size)
         self.t_embedder = TimestepEmbedder(config.hidden_size)
         self.y_embedder = LabelEmbedder(config)
         positions = sincos_positions(config.hidden_size, config.input_size // config.patch_size)
@@ -172,12 +157,7 @@ class DiT(nn.Module):
         x = self.x_embedder(x) + self.pos_embed
         for block in self.blocks:
             x = block(x, c, residual)
-        return self.unpatchify(self.final_layer(x, c))
-
-    def unpatchify(self, x: Tensor) -> Tensor:
-        p, side = self.config.patch_size, self.config.input_size // self.config.patch_size
-        x = x.unflatten(1, (side, side)).unflatten(-1, (p, p, -1))  # [B, h, w, p, q, C]
-        return x.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
+        return unpatchify(self.final_layer(x, c), self.config.patch_size)
 
     def initialize_weights(self) -> None:
         """For training from scratch: Xavier weights, and AdaLN-Zero, so that every block starts as the identity."""
@@ -203,31 +183,12 @@ def sincos_positions(width: int, side: int) -> Tensor:
 
 
 def units(config: DiTConfig) -> tuple[Unit, ...]:
-    n, d, hidden = config.tokens, config.hidden_size, config.mlp_width
-    attention_flops = 2 * n * d * 4 * d + 4 * n * n * d
-    mlp_flops = 2 * n * d * 2 * hidden
+    n, width = config.tokens, config.hidden_size
     result = []
-    for i in range(config.depth):
-        qkv, proj = f"blocks.{i}.attn.qkv.weight", f"blocks.{i}.attn.proj.weight"
-        attention = Component(
-            "attention",
-            {
-                "q": Matrix.split(qkv, 0, 3),
-                "k": Matrix.split(qkv, 1, 3),
-                "v": Matrix.split(qkv, 2, 3),
-                "o": Matrix.whole(proj),
-            },
-            head_dim=d // config.num_heads,
-        )
-        mlp = Component(
-            "mlp",
-            {
-                "w1": Matrix.whole(f"blocks.{i}.mlp.fc1.weight"),
-                "w2": Matrix.whole(f"blocks.{i}.mlp.fc2.weight"),
-            },
-        )
-        result.append(Unit(f"blocks.{i}.attn", (attention,), attention_flops))
-        result.append(Unit(f"blocks.{i}.mlp", (mlp,), mlp_flops))
+    for block in (f"blocks.{i}" for i in range(config.depth)):
+        attention = attention_component(f"{block}.attn", width // config.num_heads)
+        result.append(Unit(f"{block}.attn", (attention,), attention_flops(n, width)))
+        result.append(Unit(f"{block}.mlp", (mlp_component(f"{block}.mlp"),), mlp_flops(n, width, config.mlp_width)))
     return tuple(result)
 
 
@@ -264,4 +225,5 @@ ARCHITECTURE = Architecture(
     units=units,
     infer_config=infer_config,
     signature="x_embedder.proj.weight",
+    noise=NoiseLevels("linear", 1e-4, 0.02),
 )

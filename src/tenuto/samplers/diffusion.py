@@ -11,6 +11,7 @@ from torch import Tensor
 from tenuto.errors import CheckpointError, UsageError
 from tenuto.executor import Executor, Generation
 from tenuto.models import Model
+from tenuto.models.architecture import NoiseLevels
 from tenuto.schedules import Schedule
 
 Solver = Literal["ddim", "dpm++"]
@@ -75,7 +76,8 @@ def _sample_batch(
     sampling: Sampling,
     progress: Callable[[int], object],
 ) -> Tensor:
-    solver = make_solver(sampling)
+    assert model.architecture.noise is not None
+    solver = make_solver(model.architecture.noise, sampling)
     labels = torch.tensor(classes, device=model.device)
     guided = sampling.guidance != 1
     if guided:
@@ -99,11 +101,16 @@ def guide(noise: Tensor, sampling: Sampling) -> Tensor:
     return torch.cat([guided[:, :n], conditional[:, n:]], dim=1)
 
 
-def make_solver(sampling: Sampling) -> Any:
-    """diffusers' scheduler for the noise levels DiT is trained with: 1000 of them, β linear from 1e-4 to 0.02."""
+def make_solver(noise: NoiseLevels, sampling: Sampling) -> Any:
+    """diffusers' scheduler for the noise levels a model is trained with."""
     from diffusers import DDIMScheduler, DPMSolverMultistepScheduler
 
-    levels = {"num_train_timesteps": 1000, "beta_start": 1e-4, "beta_end": 0.02, "beta_schedule": "linear"}
+    levels = {
+        "num_train_timesteps": noise.timesteps,
+        "beta_start": noise.start,
+        "beta_end": noise.end,
+        "beta_schedule": noise.schedule,
+    }
     solver = (
         DDIMScheduler(**levels, clip_sample=False)
         if sampling.solver == "ddim"
@@ -132,10 +139,9 @@ def decode(latents: Tensor, vae_path: Path) -> Tensor:
 def _batches(
     model: Model, classes: Sequence[int], seeds: Sequence[int], batch: int
 ) -> Iterator[tuple[Sequence[int], Tensor]]:
-    shape = (model.config.in_channels, model.config.input_size, model.config.input_size)
     for start in range(0, len(classes), batch):
         generators = [torch.Generator().manual_seed(s) for s in seeds[start : start + batch]]
-        noise = torch.stack([torch.randn(shape, generator=generator) for generator in generators])
+        noise = torch.stack([torch.randn(model.config.sample_shape, generator=generator) for generator in generators])
         yield classes[start : start + batch], noise.to(model.device)
 
 
@@ -149,8 +155,8 @@ def _check_request(
 ) -> None:
     if not classes:
         raise UsageError("No class was asked for.")
-    if wrong := [c for c in classes if not 0 <= c < model.config.num_classes]:
-        raise UsageError(f"{model.name} knows the classes 0 to {model.config.num_classes - 1}, not {wrong[0]}.")
+    if wrong := [c for c in classes if not 0 <= c < model.config.classes]:
+        raise UsageError(f"{model.name} knows the classes 0 to {model.config.classes - 1}, not {wrong[0]}.")
     if len(seeds) != len(classes):
         raise UsageError(f"There must be a seed for each sample: {len(seeds)} seeds, {len(classes)} samples.")
     if batch < 1:
