@@ -18,6 +18,7 @@ from tenuto.units import Unit
 
 ARCHITECTURES = {"dit": "tenuto.models.dit", "uvit": "tenuto.models.uvit"}
 SHIPPED = ("tiny-dit",)
+SHIPPED_WEIGHTS = Path(str(resources.files("tenuto"))) / "weights"
 
 
 def architecture(name: str) -> Architecture:
@@ -63,7 +64,7 @@ class Model:
 def find(name: str) -> Path:
     """The place of a shipped model, a file or directory, or a model on the hub (fetched if need be)."""
     if name in SHIPPED:
-        return Path(str(resources.files("tenuto"))) / "weights" / name
+        return SHIPPED_WEIGHTS / name
     path = Path(name).expanduser()
     if path.exists():
         return path

@@ -1,0 +1,180 @@
+"""The README's table and picture: the shipped model under several schedules and their honest rival, fewer steps.
+
+    .venv/bin/python benchmarks/readme.py            # writes results/readme.json, docs/images/demo.png and README.md
+
+Every row makes the same pictures from the same noise; seconds are medians of whole generations, taken in turns.
+"""
+
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor
+
+import tenuto
+from tenuto.errors import TenutoError
+from tenuto.files import replacing, write_json, write_text
+from tenuto.measure.classifier import load_classifier
+from tenuto.measure.quality import psnr
+from tenuto.models import SHIPPED_WEIGHTS
+from tenuto.provenance import provenance
+from tenuto.report.images import difference, grid
+from tenuto.samplers.diffusion import Sampling
+from tenuto.schedules import Schedule
+
+MODEL = "tiny-dit"
+STEPS = 50
+ROOT = Path(__file__).parent.parent
+BEGIN, END = "<!-- table: benchmarks/readme.py -->", "<!-- end of table -->"
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    sampling: Sampling
+    schedule: Schedule | None = None
+
+    @property
+    def work(self) -> float:
+        """Unit-steps computed, as a share of the full run's."""
+        return (self.schedule.budget if self.schedule else 1.0) * self.sampling.steps / STEPS
+
+
+def rows_to_measure(model: tenuto.Model) -> list[Row]:
+    scores = tenuto.score(model)
+    full = Sampling(steps=STEPS)
+    rows = [Row(f"everything computed, {STEPS} DDIM steps", full)]
+    for every in (2, 3, 4, 5, 8):
+        name = f"Tenuto: refreshed every {every}, linear"
+        rows.append(Row(name + (" (default)" if every == 4 else ""), full, tenuto.schedule(scores, STEPS, every=every)))
+    held = tenuto.schedule(scores, STEPS, every=4, reuse="hold", hold="update")
+    rows.append(Row("refreshed every 4, held as it was after the gate", full, held))
+    paper = tenuto.schedule(scores, STEPS, policy="lifetimes", budget=0.35)
+    rows.append(Row("the paper's lifetimes, held for good", full, paper))
+    for steps in (25, 17, 13, 10):
+        rows.append(Row(f"fewer steps: {steps} of DDIM", Sampling(steps=steps)))
+    for steps in (17, 13, 10):
+        rows.append(Row(f"fewer steps: {steps} of DPM-Solver++", Sampling(steps=steps, solver="dpm++")))
+    return rows
+
+
+def measure(model: tenuto.Model, rows: list[Row], per_class: int, repeats: int, seed: int) -> tuple[Any, Any]:
+    """(one record a row, the pictures of each row)."""
+    judge = load_classifier(SHIPPED_WEIGHTS / "fashion-classifier")
+    classes = [c for _ in range(per_class) for c in range(model.config.classes)]
+    tenuto.generate(model, classes, sampling=Sampling(steps=2))  # warm-up
+    seconds: list[list[float]] = [[] for _ in rows]
+    pictures: list[Tensor] = [torch.empty(0) for _ in rows]
+    for repeat in range(repeats):
+        for i, row in enumerate(rows):
+            started = time.perf_counter()
+            made = tenuto.generate(
+                model, classes, seed=seed, sampling=row.sampling, schedule=row.schedule, batch=len(classes)
+            )
+            seconds[i].append(time.perf_counter() - started)
+            pictures[i] = made
+            print(f"{repeat + 1}/{repeats}  {row.name}: {seconds[i][-1]:.2f} s", flush=True)
+    full = statistics.median(seconds[0])
+    records = []
+    with torch.inference_mode():
+        for row, times, made in zip(rows, seconds, pictures, strict=True):
+            quality = psnr(made, pictures[0])
+            agreement = judge(made.clamp(-1, 1)).argmax(1) == torch.tensor(classes)
+            records.append(
+                {
+                    "row": row.name,
+                    "work": row.work,
+                    "flop_work": (row.schedule.flop_budget if row.schedule else 1.0) * row.sampling.steps / STEPS,
+                    "seconds": statistics.median(times),
+                    "seconds_all": times,
+                    "speedup": full / statistics.median(times),
+                    "psnr": float(quality.mean()) if quality.isfinite().all() else None,
+                    "psnr_worst": float(quality.min()) if quality.isfinite().all() else None,
+                    "agreement": float(agreement.float().mean()),
+                }
+            )
+    return records, pictures
+
+
+def markdown(result: dict[str, Any]) -> str:
+    lines = [
+        "| 50-step pictures from the same noise | work | seconds | speed-up | PSNR to full | of the class asked for |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for r in result["rows"]:
+        times = f"{r['seconds']:.1f} ± {(max(r['seconds_all']) - min(r['seconds_all'])) / 2:.1f}"
+        quality = "" if r["psnr"] is None else f"{r['psnr']:.1f} dB"
+        bold = "**" if "default" in r["row"] else ""
+        lines.append(
+            f"| {bold}{r['row']}{bold} | {r['work']:.0%} | {times} | {bold}{r['speedup']:.2f}×{bold} "
+            f"| {bold}{quality}{bold} | {r['agreement']:.0%} |"
+        )
+    made = result["provenance"]
+    lines.append(
+        f"\n{result['images']} pictures, guidance 1.5, float32, median of {result['repeats']} runs and half their "
+        f"range; {made['hardware']}; torch {made['torch']}; seed {made['seed']}; commit `{made['commit']}`; "
+        f"`{made['command']}`. Every figure is in [results/readme.json](results/readme.json)."
+    )
+    return "\n".join(lines)
+
+
+def draw(path: Path, rows: list[Row], pictures: list[Tensor], records: list[dict[str, Any]]) -> None:
+    """Four strips: everything computed, the default schedule, their difference, and the paper's lifetimes."""
+    from matplotlib.figure import Figure
+
+    names = [row.name for row in rows]
+    default = next(i for i, name in enumerate(names) if "default" in name)
+    paper = next(i for i, name in enumerate(names) if "paper" in name)
+    first = slice(0, 10)
+    seconds, work = ({i: records[i][name] for i in (0, default, paper)} for name in ("seconds", "work"))
+    strips = [
+        (f"everything computed: {seconds[0]:.1f} s", pictures[0][first]),
+        (f"Tenuto, {work[default]:.0%} computed: {seconds[default]:.1f} s", pictures[default][first]),
+        ("the difference between the two, 8 times amplified", difference(pictures[default], pictures[0], 8)[first]),
+        (f"the paper's lifetimes, {work[paper]:.0%} computed", pictures[paper][first]),
+    ]
+    figure = Figure(figsize=(9, 4.6), layout="constrained", dpi=150)
+    for axes, (caption, samples) in zip(figure.subplots(len(strips), 1), strips, strict=True):
+        axes.imshow(grid(samples, 10, scale=4, gap=8), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        axes.set_title(caption, fontsize=9, loc="left")
+        axes.axis("off")
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png")
+
+
+def insert_table(readme: Path, table: str) -> None:
+    text = readme.read_text(encoding="utf-8")
+    if BEGIN not in text or END not in text:
+        raise TenutoError(f"{readme} has no place for the table (between {BEGIN} and {END}).")
+    before, rest = text.split(BEGIN, 1)
+    write_text(readme, f"{before}{BEGIN}\n{table}\n{END}{rest.split(END, 1)[1]}")
+
+
+def main(
+    per_class: Annotated[int, typer.Option(help="Pictures of each of the ten classes.")] = 4,
+    repeats: Annotated[int, typer.Option(help="Times every row is run.")] = 3,
+    seed: Annotated[int, typer.Option(help="Seed of the first picture.")] = 0,
+    out: Annotated[Path, typer.Option(help="The project's root.")] = ROOT,
+) -> None:
+    """Measure, and write the README's table and picture."""
+    model = tenuto.load(MODEL)
+    rows = rows_to_measure(model)
+    records, pictures = measure(model, rows, per_class, repeats, seed)
+    result = {
+        "provenance": provenance(seed=seed),
+        "model": MODEL,
+        "images": per_class * model.config.classes,
+        "repeats": repeats,
+        "rows": records,
+    }
+    write_json(out / "results" / "readme.json", result)
+    draw(out / "docs" / "images" / "demo.png", rows, pictures, records)
+    insert_table(out / "README.md", markdown(result))
+
+
+if __name__ == "__main__":
+    typer.run(main)

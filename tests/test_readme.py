@@ -1,0 +1,27 @@
+"""The README's Python runs as it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL))
+def test_the_code_block_runs(code, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {})
+    assert "of the work" in capsys.readouterr().out
+    assert len(list((tmp_path / "pictures").glob("*.png"))) == 3
+    assert (tmp_path / "schedule.json").exists()
+
+
+def test_both_commands_are_named():
+    assert "make demo" in README and "make test" in README
+
+
+def test_every_path_it_names_exists():
+    root = Path(__file__).parent.parent
+    for path in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+        assert (root / path).exists(), path
