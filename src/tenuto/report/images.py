@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -61,3 +62,23 @@ def png_bytes(image: Image.Image) -> bytes:
     buffer = BytesIO()
     image.save(buffer, format="PNG")
     return buffer.getvalue()
+
+
+def labelled_grid(samples: Tensor, labels: Sequence[str], scale: int = 3) -> Image.Image:
+    """Samples [rows, columns, C, H, W], a row for each label, with the labels to the left."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    sheet = grid(samples.flatten(0, 1), samples.shape[1], scale)
+    dpi, margin = 100, 100  # pixels to the inch, and for the labels
+    figure = Figure(figsize=((sheet.width + margin) / dpi, sheet.height / dpi), dpi=dpi)
+    axes = figure.add_axes((margin / (sheet.width + margin), 0, sheet.width / (sheet.width + margin), 1))
+    axes.imshow(sheet, cmap="gray", vmin=0, vmax=255, aspect="auto")
+    row = sheet.height / len(labels)
+    axes.set_yticks([row * (i + 0.5) for i in range(len(labels))], labels)
+    axes.set_xticks([])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3].copy())

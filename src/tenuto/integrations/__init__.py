@@ -1,0 +1,1 @@
+"""Other people's code, brought to the package's seam."""

@@ -1,0 +1,233 @@
+"""UNets of the Stable Diffusion kind (SDXL, SD 1.5, SD 2.1): diffusers' module, at the seam.
+
+Parameter names are diffusers'. A checkpoint is a pipeline directory, its `unet` directory, or the original single
+file, whose tensors are renamed by diffusers' own converter and still read one at a time.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tenuto.checkpoint import Checkpoint, check_shapes, open_checkpoint
+from tenuto.errors import CheckpointError
+from tenuto.files import read_json
+from tenuto.models.architecture import Architecture, ConfigError, NoiseLevels
+from tenuto.residual import Residual, plain
+from tenuto.units import Unit
+
+CLASS = "UNet2DConditionModel"
+ORIGINAL_PREFIX = "model.diffusion_model."
+
+SDXL_BASE: Mapping[str, Any] = {
+    "sample_size": 128,
+    "block_out_channels": [320, 640, 1280],
+    "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
+    "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
+    "layers_per_block": 2,
+    "transformer_layers_per_block": [1, 2, 10],
+    "attention_head_dim": [5, 10, 20],
+    "cross_attention_dim": 2048,
+    "use_linear_projection": True,
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 256,
+    "projection_class_embeddings_input_dim": 2816,
+}
+SD_1: Mapping[str, Any] = {"sample_size": 64, "cross_attention_dim": 768, "attention_head_dim": 8}
+SD_2: Mapping[str, Any] = {
+    "sample_size": 96,
+    "cross_attention_dim": 1024,
+    "attention_head_dim": [5, 10, 20, 20],
+    "use_linear_projection": True,
+}
+PUBLISHED = (SDXL_BASE, SD_1, SD_2)  # the configs of files that come without one
+
+
+@dataclass(frozen=True)
+class UNetConfig:
+    """diffusers' UNet config: the constructor's arguments as sorted pairs, lists as tuples. The default is SDXL's."""
+
+    arguments: tuple[tuple[str, Any], ...] = tuple(
+        sorted((key, tuple(value) if isinstance(value, list) else value) for key, value in SDXL_BASE.items())
+    )
+
+    @classmethod
+    def from_diffusers(cls, config: Mapping[str, Any]) -> "UNetConfig":
+        if (kind := config.get("_class_name", CLASS)) != CLASS:
+            raise ConfigError(f"it is the config of a {kind}, not of a {CLASS}")
+        return cls(tuple(sorted((key, _frozen(value)) for key, value in config.items() if not key.startswith("_"))))
+
+    def to_diffusers(self) -> dict[str, Any]:
+        return {"_class_name": CLASS, **{key: _thawed(value) for key, value in self.arguments}}
+
+    @property
+    def sample_shape(self) -> tuple[int, int, int]:
+        arguments = dict(self.arguments)
+        size = arguments.get("sample_size")
+        height, width = size if isinstance(size, tuple) else (size, size)
+        if not isinstance(height, int) or not isinstance(width, int):
+            raise ConfigError("it names no sample_size")
+        return arguments.get("in_channels", 4), height, width
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+
+
+def _thawed(value: Any) -> Any:
+    return list(map(_thawed, value)) if isinstance(value, tuple) else value
+
+
+class AttachedUNet(nn.Module):
+    """diffusers' UNet whose forward takes a residual; its state dict is the UNet's own."""
+
+    def __init__(self, config: UNetConfig) -> None:
+        super().__init__()
+        from tenuto.integrations.diffusers import attach, build
+
+        self.config = config
+        self.unet = build(config.to_diffusers())
+        self.attachment = attach(self.unet)
+
+    def forward(
+        self,
+        sample: Tensor,
+        timestep: Tensor,
+        encoder_hidden_states: Tensor,
+        added_cond_kwargs: dict[str, Tensor] | None = None,
+        residual: Residual = plain,
+    ) -> Tensor:
+        """sample [B, C, H, W], timestep [B], encoder_hidden_states [B, tokens, D] -> the prediction [B, C', H, W]."""
+        with self.attachment.using(residual):
+            return self.unet(
+                sample, timestep, encoder_hidden_states, added_cond_kwargs=added_cond_kwargs, return_dict=False
+            )[0]
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.unet.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        return self.unet.load_state_dict(state_dict, strict=strict, assign=assign)
+
+
+def units(config: UNetConfig) -> tuple[Unit, ...]:
+    from tenuto.integrations.diffusers import units_of
+
+    return units_of(config.to_diffusers())
+
+
+def infer_config(shapes: Mapping[str, tuple[int, ...]]) -> UNetConfig:
+    """The config of a published checkpoint that comes as a bare file, under diffusers' names or the original ones."""
+    for published in PUBLISHED:
+        config = UNetConfig.from_diffusers(published)
+        try:
+            found = {name: shapes[stored] for name, stored in stored_names(shapes, config).items()}
+        except KeyError:  # the converter misses a tensor that this config would have
+            continue
+        if found == expected_shapes(config):
+            return config
+    raise ConfigError(
+        "the tensors are those of no published UNet (SDXL base, SD 1.5, SD 2.1), and not everything can be told from "
+        "their shapes; put the UNet's config.json of diffusers beside the file"
+    )
+
+
+def expected_shapes(config: UNetConfig) -> dict[str, tuple[int, ...]]:
+    from tenuto.integrations.diffusers import build
+
+    with torch.device("meta"):
+        return {key: tuple(value.shape) for key, value in build(config.to_diffusers()).state_dict().items()}
+
+
+def stored_names(shapes: Mapping[str, Any], config: UNetConfig) -> dict[str, str]:
+    """diffusers' name of each of the UNet's tensors -> the name it is stored by."""
+    if not any(key.startswith(ORIGINAL_PREFIX) for key in shapes):
+        return {key: key for key in shapes}
+    from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint
+
+    # The converter only renames, so it renames names as well as tensors.
+    names: dict[str, str] = convert_ldm_unet_checkpoint({key: key for key in shapes}, config=config.to_diffusers())
+    return names
+
+
+def open_unet(path: Path) -> tuple[Checkpoint, UNetConfig]:
+    """The UNet's tensors under diffusers' names, every key and shape checked, and its config; nothing is loaded.
+
+    path    a diffusers pipeline's directory, its `unet` directory, or a single file
+    """
+    if path.is_dir():
+        directory = path / "unet" if (path / "unet").is_dir() else path
+        parts = [open_checkpoint(file) for file in _weight_files(directory)]
+        given: dict[str, Any] | None = read_json(directory / "config.json", "UNet config")
+    else:
+        parts = [open_checkpoint(path)]
+        given = parts[0].config
+    shapes, readers = {}, {}
+    for part in parts:
+        for key, shape in part.shapes.items():
+            if key in shapes:
+                raise CheckpointError(f"{path} stores the tensor {key} twice, the second time in {part.path.name}.")
+            shapes[key], readers[key] = shape, partial(part.read, key)
+    try:
+        config = infer_config(shapes) if given is None else UNetConfig.from_diffusers(given)
+        expected, names = expected_shapes(config), stored_names(shapes, config)
+    except ConfigError as error:
+        raise ConfigError(f"The config of {path} makes no UNet: {error}.") from error
+    except KeyError as error:
+        raise CheckpointError(f"{path} does not fit its config: it has no tensor {error.args[0]}.") from error
+    found = {name: shapes[stored] for name, stored in names.items()}
+    check_shapes(path, found, expected)
+    return Checkpoint(path, given, found, {name: readers[stored] for name, stored in names.items()}), config
+
+
+def load_unet(path: Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> AttachedUNet:
+    """A UNet for inference; `dtype` is the checkpoint's own unless given."""
+    checkpoint, config = open_unet(path)
+    with torch.device("meta"):
+        network = AttachedUNet(config)
+    state = {key: checkpoint.read(key).to(device=device, dtype=dtype, copy=True) for key in checkpoint.shapes}
+    network.load_state_dict(state, assign=True)
+    return network.eval().requires_grad_(False)
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    """The safetensors of a diffusers model's directory, as its index names them or as the one file there is.
+
+    Variants (`….fp16.safetensors`) are the same weights in less precision: they are read where there is nothing else.
+    """
+    stem = "diffusion_pytorch_model"
+    plain_names = [f"{stem}.safetensors.index.json", f"{stem}.safetensors"]
+    variants = sorted([*directory.glob(f"{stem}.safetensors.index.*.json"), *directory.glob(f"{stem}*.safetensors")])
+    for file in (*(directory / name for name in plain_names), *variants):
+        if file.suffix == ".json" and file.exists():
+            return _indexed(file)
+        if file.exists():
+            return [file]
+    raise CheckpointError(f"{directory} holds no {stem}*.safetensors file.")
+
+
+def _indexed(index: Path) -> list[Path]:
+    names = read_json(index, "safetensors index").get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise CheckpointError(f'{index} has no "weight_map" that says which file holds which tensor.')
+    files = [index.parent / name for name in dict.fromkeys(names.values())]
+    for file in files:
+        if not file.exists():
+            raise CheckpointError(f"{index} names {file.name}, which is not there: the checkpoint is incomplete.")
+    return files
+
+
+ARCHITECTURE = Architecture(
+    name="unet",
+    title="UNet: text-conditional diffusion (SDXL, Stable Diffusion)",
+    config=UNetConfig,
+    network=AttachedUNet,
+    units=units,
+    infer_config=infer_config,
+    signature="down_blocks.0.resnets.0.conv1.weight",
+    noise=NoiseLevels("scaled_linear", 0.00085, 0.012),
+)

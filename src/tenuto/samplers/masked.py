@@ -1,0 +1,226 @@
+"""Text from masks: the sampling loop of masked diffusion language models, block after block (LLaDA's `generate`).
+
+Within a block every step is one network evaluation that writes a number of tokens known ahead, so nothing in it
+waits for the device: no value is read back, and every shape is fixed.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from tenuto.errors import UsageError
+from tenuto.executor import Executor
+from tenuto.models.llada import LLaDA, LLaDAConfig
+
+Remasking = Literal["low_confidence", "random"]
+
+
+@dataclass(frozen=True)
+class MaskedSampling:
+    """How to get from masks to text."""
+
+    steps: int = 128  # network evaluations, over all blocks
+    length: int = 128  # tokens to write after each prompt
+    block_length: int = 32  # tokens finished before the next ones are begun
+    temperature: float = 0.0  # 0: the likeliest token
+    guidance: float = 0.0  # w in l_null + (w + 1) (l_prompt − l_null); 0 means none, and costs half
+    remasking: Remasking = "low_confidence"  # which of the tokens predicted at a step are kept
+    seed: int = 0  # of the first row; each next one's is one more
+    stop_at_eos: bool = True  # end when every row has ended; looked at between blocks only
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "length", "block_length"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if self.length % self.block_length:
+            raise UsageError(
+                f"{self.length} tokens cannot be written in blocks of {self.block_length}: "
+                "length must be a multiple of block_length."
+            )
+        if self.steps % self.blocks:
+            raise UsageError(
+                f"{self.steps} steps cannot be shared equally among {self.blocks} blocks "
+                f"({self.length} tokens in blocks of {self.block_length})."
+            )
+        if self.steps > self.length:
+            raise UsageError(
+                f"{self.steps} steps are more than the {self.length} tokens to write: each step writes at least one."
+            )
+        if not self.temperature >= 0:
+            raise UsageError(f"The temperature must not be negative, and {self.temperature} is.")
+        if not self.guidance >= 0:
+            raise UsageError(f"Guidance must not be negative, and {self.guidance} is.")
+        if self.remasking not in get_args(Remasking):
+            raise UsageError(f"Remasking is one of {', '.join(get_args(Remasking))}, not {self.remasking!r}.")
+
+    @property
+    def blocks(self) -> int:
+        return self.length // self.block_length
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        """How many tokens each step of a block writes: an even share, the remainder first."""
+        steps = self.steps // self.blocks
+        share, remainder = divmod(self.block_length, steps)
+        return tuple(share + (step < remainder) for step in range(steps))
+
+
+def generate_tokens(
+    model: LLaDA | Executor,
+    prompts: Sequence[Sequence[int]],
+    *,
+    sampling: MaskedSampling | None = None,
+    batch: int = 16,
+    progress: Callable[[int], object] = lambda rows: None,
+    **options: Any,
+) -> Tensor:
+    """What the model writes after each prompt: [len(prompts), length], on the CPU.
+
+    model     a network, or an executor that runs it under a schedule; steps are counted over all blocks
+    prompts   of any lengths; in a batch they are padded on the left. A mask in a prompt stays one
+    progress  called after every step with the number of rows in the batch
+    options   fields of `MaskedSampling`, instead of `sampling`
+
+    Random numbers depend on a row's own seed alone, so results do not depend on how rows are batched. With
+    `stop_at_eos` whatever would follow a row's first end-of-text is end-of-text.
+    """
+    if sampling is not None and options:
+        raise UsageError("Give `sampling` or its fields, not both.")
+    sampling = sampling or MaskedSampling(**options)
+    executor = Executor(model) if isinstance(model, nn.Module) else model
+    config: LLaDAConfig = executor.network.config  # type: ignore[assignment]
+    _check_request(config, executor, prompts, sampling, batch)
+    rows = []
+    for start in range(0, len(prompts), batch):
+        chunk = prompts[start : start + batch]
+        rows.append(_write_batch(executor, config, chunk, sampling, sampling.seed + start, progress).cpu())
+    written = torch.cat(rows)
+    return _ended(written, config.eos_token_id) if sampling.stop_at_eos else written
+
+
+@torch.inference_mode()
+def _write_batch(
+    executor: Executor,
+    config: LLaDAConfig,
+    prompts: Sequence[Sequence[int]],
+    sampling: MaskedSampling,
+    seed: int,
+    progress: Callable[[int], object],
+) -> Tensor:
+    device = next(executor.network.parameters()).device
+    tokens, real = (part.to(device) for part in _padded(prompts, sampling.length, config))
+    width = tokens.shape[1] - sampling.length  # of the prompts
+    padded = any(len(prompt) < width for prompt in prompts)
+    mask = real if padded else None
+    if sampling.guidance and padded:
+        mask = torch.cat([real, real])
+    generators = [torch.Generator().manual_seed(seed + row) for row in range(len(prompts))]
+    evaluate = executor.start()
+    for first in range(width, tokens.shape[1], sampling.block_length):
+        last = first + sampling.block_length
+        # The one place where the host waits for the device.
+        if sampling.stop_at_eos and first > width and _all_ended(tokens[:, width:first], config.eos_token_id):
+            tokens[:, first:] = config.eos_token_id
+            break
+        positions = torch.arange(first, last, device=device)
+        for count in sampling.writes:
+            inputs = tokens
+            if sampling.guidance:
+                blind = tokens.clone()
+                blind[:, :width] = config.mask_token_id
+                inputs = torch.cat([tokens, blind])
+            logits = evaluate(inputs, attention_mask=mask, positions=positions).float()
+            if sampling.guidance:
+                seeing, unseeing = logits.chunk(2)
+                logits = unseeing + (sampling.guidance + 1) * (seeing - unseeing)
+            block = tokens[:, first:last]
+            guesses = choose_tokens(logits, sampling.temperature, config.mask_token_id, generators)
+            confidence = confidences(logits, guesses, sampling.remasking, generators)
+            tokens[:, first:last] = write_most_confident(block, guesses, confidence, count, config.mask_token_id)
+            progress(len(prompts))
+    return tokens[:, width:]
+
+
+def choose_tokens(logits: Tensor, temperature: float, mask_token: int, generators: Sequence[torch.Generator]) -> Tensor:
+    """A token for each place [B, N, V] -> [B, N]: the likeliest, or at a temperature one drawn by the Gumbel trick.
+
+    A mask is never an answer. A trained network does not give it, and one with held branches must not get stuck on it.
+    """
+    if temperature > 0:
+        # Published in this form, and in float64, because rounding here makes samples too likely: e^l / (−log u)^T
+        noise = _draw(generators, logits.shape[1:], torch.float64, logits.device)
+        logits = logits.double().exp() / (-noise.log()) ** temperature
+    return logits.index_fill(-1, torch.full((1,), mask_token, device=logits.device), float("-inf")).argmax(-1)
+
+
+def confidences(logits: Tensor, guesses: Tensor, remasking: Remasking, generators: Sequence[torch.Generator]) -> Tensor:
+    """[B, N]: the probability of each guess, or chance."""
+    if remasking == "random":
+        return _draw(generators, guesses.shape[1:], torch.float32, logits.device)
+    return logits.softmax(-1).gather(-1, guesses[..., None])[..., 0]
+
+
+def write_most_confident(block: Tensor, guesses: Tensor, confidence: Tensor, count: int, mask_token: int) -> Tensor:
+    """The block with the `count` most confident guesses written over masks; of equals the one further left."""
+    confidence = confidence.masked_fill(block != mask_token, float("-inf"))
+    # A stable sort rather than top-k, whose choice among equals differs between devices.
+    chosen = confidence.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    return block.scatter(1, chosen, guesses.gather(1, chosen))
+
+
+def _padded(prompts: Sequence[Sequence[int]], length: int, config: LLaDAConfig) -> tuple[Tensor, Tensor]:
+    """Prompts aligned at their ends with `length` masks behind them, and which tokens are no padding: each [B, N]."""
+    width = max(len(prompt) for prompt in prompts)
+    tokens = torch.full((len(prompts), width + length), config.mask_token_id)
+    real = torch.ones_like(tokens, dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        start = width - len(prompt)
+        tokens[row, :start] = config.eos_token_id
+        tokens[row, start:width] = torch.tensor(prompt, dtype=torch.long)
+        real[row, :start] = False
+    return tokens, real
+
+
+def _draw(
+    generators: Sequence[torch.Generator], shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Uniform numbers [len(generators), *shape], each row from its own generator; the copy does not wait."""
+    noise = torch.stack([torch.rand(tuple(shape), generator=generator, dtype=dtype) for generator in generators])
+    return noise.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else noise.to(device)
+
+
+def _all_ended(written: Tensor, eos_token: int) -> bool:
+    return bool((written == eos_token).any(dim=1).all())
+
+
+def _ended(written: Tensor, eos_token: int) -> Tensor:
+    return written.masked_fill((written == eos_token).cumsum(1) > 0, eos_token)
+
+
+def _check_request(
+    config: LLaDAConfig,
+    executor: Executor,
+    prompts: Sequence[Sequence[int]],
+    sampling: MaskedSampling,
+    batch: int,
+) -> None:
+    if not prompts:
+        raise UsageError("No prompt was given.")
+    if batch < 1:
+        raise UsageError(f"A batch holds at least one prompt, not {batch}.")
+    for prompt in prompts:
+        if wrong := [token for token in prompt if not 0 <= token < config.embedding_size]:
+            raise UsageError(f"The model knows the tokens 0 to {config.embedding_size - 1}, not {wrong[0]}.")
+        if len(prompt) + sampling.length > config.max_sequence_length:
+            raise UsageError(
+                f"A prompt of {len(prompt)} tokens and {sampling.length} to write are more than the "
+                f"{config.max_sequence_length} the model was made for."
+            )
+    if executor.schedule is not None and executor.schedule.steps != sampling.steps:
+        raise UsageError(
+            f"The schedule is for {executor.schedule.steps} steps and the sampler takes {sampling.steps}. "
+            f"Sample with {executor.schedule.steps} steps, or make a schedule for {sampling.steps}."
+        )

@@ -1,0 +1,202 @@
+"""The training loop that all the shipped models share: a wall-clock budget, an average of the weights, a record.
+
+The learning rate follows the clock, so that a run of any length ends annealed.
+"""
+
+import math
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+from huggingface_hub import save_torch_state_dict
+from torch import Tensor, nn
+
+from tenuto.errors import TenutoError
+from tenuto.files import replacing, write_json
+from tenuto.provenance import provenance
+
+WARM_UP = 0.02  # of the budget
+FLOOR = 1e-2  # of the peak learning rate, where the cosine ends
+READ_EVERY = 100  # steps: reading the loss waits for the device
+PRINT_EVERY = 5.0  # seconds
+SHARD_BYTES = 15_900_000  # of tensors; with its header a file stays below 16 MB
+
+
+@dataclass(frozen=True)
+class Settings:
+    seconds: float
+    batch: int = 512
+    lr: float = 1e-3
+    ema: float = 0.9995
+    seed: int = 0
+    compile: bool = True
+    max_steps: int | None = None
+
+
+@dataclass
+class Trained:
+    """The averaged weights, and what it took to get them."""
+
+    state: dict[str, Tensor]
+    steps: int = 0
+    seconds: float = 0.0
+    compiled: bool = False
+    interrupted: bool = False
+    history: list[tuple[int, float, float]] = field(default_factory=list)  # (step, seconds, mean loss since the last)
+
+    @property
+    def final_loss(self) -> float | None:
+        """The mean over the last tenth of the run: one reading alone is noise."""
+        last = [loss for step, _, loss in self.history if step > 0.9 * self.steps]
+        return sum(last) / len(last) if last else None
+
+
+def rate_at(done: float) -> float:
+    """The learning rate, as a share of its peak, when this share of the budget is spent."""
+    if done < WARM_UP:
+        return done / WARM_UP
+    progress = min((done - WARM_UP) / (1 - WARM_UP), 1.0)
+    return FLOOR + (1 - FLOOR) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def train(network: nn.Module, loss_of: Callable[[Any], Tensor], settings: Settings) -> Trained:
+    """Train `network` in place. `loss_of(forward)` draws a batch and gives its loss through `forward`.
+
+    `forward` is the network, compiled if that works; what `loss_of` draws must lie on the network's device.
+    """
+    network.train()
+    learned = {name: value for name, value in network.named_parameters() if value.requires_grad}
+    parameters = list(learned.values())
+    device = parameters[0].device
+    average = [parameter.detach().clone() for parameter in parameters]
+    optimizer = torch.optim.AdamW(parameters, lr=settings.lr, betas=(0.9, 0.99), weight_decay=0.02, fused=True)
+
+    def backward(forward: Any) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = loss_of(forward)
+        loss.backward()
+        return loss.detach()
+
+    start = time.perf_counter()
+    forward, compiled = _prepare(network, backward, settings.compile)
+    optimizer.zero_grad()
+    print(f"ready after {time.perf_counter() - start:.0f} s{', compiled' if compiled else ''}", flush=True)
+
+    result = Trained(network.state_dict(), compiled=compiled)
+    total, counted, printed = torch.zeros((), device=device), 0, 0.0
+    start = time.perf_counter()
+
+    def read() -> None:
+        nonlocal counted, printed
+        loss = total.item() / counted
+        total.zero_()
+        counted, result.seconds = 0, time.perf_counter() - start
+        if not math.isfinite(loss):
+            raise TenutoError(f"The loss is no longer a number at step {result.steps}; try a lower --lr.")
+        result.history.append((result.steps, round(result.seconds, 2), round(loss, 6)))
+        if result.seconds - printed >= PRINT_EVERY:
+            printed = result.seconds
+            pace = result.steps / result.seconds
+            print(f"step {result.steps:,}  {printed:.0f} s  loss {loss:.5f}  {pace:.1f} steps/s", flush=True)
+
+    # A job that runs out of time is told so by SIGTERM: what it has is worth as much then as on Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        while True:
+            done = (time.perf_counter() - start) / settings.seconds
+            if settings.max_steps is not None:
+                done = max(done, result.steps / settings.max_steps)
+            if done >= 1:
+                break
+            for group in optimizer.param_groups:
+                group["lr"] = settings.lr * rate_at(done)
+            total += backward(forward)
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            decay = min(settings.ema, (1 + result.steps) / (10 + result.steps))
+            torch._foreach_lerp_(average, [parameter.detach() for parameter in parameters], 1 - decay)
+            result.steps += 1
+            counted += 1
+            if counted == READ_EVERY:
+                read()
+    except KeyboardInterrupt:
+        result.interrupted = True
+        print(f"interrupted at step {result.steps:,}; saving what there is", flush=True)
+    if counted:
+        read()
+    result.state = {**network.state_dict(), **dict(zip(learned, average, strict=True))}
+    return result
+
+
+def _prepare(network: nn.Module, backward: Callable[[Any], Any], compile: bool) -> tuple[Any, bool]:
+    """The callable to train with, compiled if that works, after one pass that is not counted in the budget."""
+    if compile:
+        try:
+            compiled = torch.compile(network)
+            backward(compiled)
+            return compiled, True
+        except Exception as error:  # a compiler fails in as many ways as there are toolchains
+            print(f"Compiling failed, so training goes on without: {str(error).strip().splitlines()[0]}")
+    backward(network)
+    return network, False
+
+
+def save_weights(out: Path, state: dict[str, Tensor], pattern: str = "model{suffix}.safetensors") -> None:
+    """bfloat16 weights: one file if it is small, else shards and their index."""
+    for stale in out.glob(pattern.format(suffix="*")):  # an earlier run's would be read as part of this checkpoint
+        stale.unlink()
+    stored = {key: value.detach().to("cpu", torch.bfloat16).contiguous() for key, value in state.items()}
+    out.mkdir(parents=True, exist_ok=True)
+    save_torch_state_dict(stored, out, filename_pattern=pattern, max_shard_size=SHARD_BYTES)
+    for written in out.glob(pattern.format(suffix="*")):
+        written.chmod(0o644)  # the library makes them private
+
+
+def save_record(out: Path, trained: Trained, settings: Settings, data: str) -> None:
+    """loss.json and loss.png: what the training took, and how it went."""
+    record = {
+        "provenance": provenance(seed=settings.seed),
+        "data": data,
+        "settings": asdict(settings),
+        "parameters": sum(value.numel() for value in trained.state.values()),
+        "steps": trained.steps,
+        "samples_seen": trained.steps * settings.batch,
+        "seconds": round(trained.seconds, 1),
+        "compiled": trained.compiled,
+        "interrupted": trained.interrupted,
+        "final_loss": trained.final_loss,
+        "loss": trained.history,
+    }
+    write_json(out / "loss.json", record)
+    plot_loss(out / "loss.png", trained.history)
+    loss = "none" if trained.final_loss is None else f"{trained.final_loss:.5f}"
+    print(f"{out}: {trained.steps:,} steps in {trained.seconds:.0f} s, final loss {loss}")
+
+
+def plot_loss(path: Path, history: list[tuple[int, float, float]]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained", dpi=150)
+    axes = figure.subplots()
+    axes.plot([step for step, _, _ in history], [loss for _, _, loss in history], linewidth=1, color="#1f5fa8")
+    axes.set(xlabel="step", ylabel="training loss", yscale="log")
+    axes.grid(True, which="both", linewidth=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png")
+
+
+def run(command: Callable[..., Any]) -> None:
+    """Runs a function as a command line; what the user got wrong is one sentence, not a traceback."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(command)
+    try:
+        app()
+    except TenutoError as error:
+        raise SystemExit(str(error)) from None

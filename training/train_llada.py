@@ -1,0 +1,353 @@
+"""Trains a small LLaDA on books and tasks for a given time, and writes it as a checkpoint the package reads.
+
+The learning rate follows the clock, so that a run of any length ends annealed.
+"""
+
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import typer
+from fashion_mnist import run
+from huggingface_hub import save_torch_state_dict
+from llada_text import (
+    BOS,
+    DEFAULT_PATH,
+    EOS,
+    LONG,
+    MASK,
+    SHORT,
+    SOURCE,
+    VOCABULARY,
+    Corpus,
+    Problem,
+    arithmetic,
+    brackets,
+    load,
+    needle,
+    rows,
+    sentence_starts,
+)
+from torch import Tensor
+from train_dit import PRINT_EVERY, READ_EVERY, SHARD_BYTES, Settings, Trained, rate_at
+
+from tenuto.errors import TenutoError, UsageError
+from tenuto.files import read_json, replacing, write_json, write_text
+from tenuto.models.llada import LLaDA, LLaDAConfig
+from tenuto.provenance import provenance
+
+SHIPPED = LLaDAConfig(
+    d_model=256,
+    n_layers=12,
+    n_heads=8,
+    n_kv_heads=8,
+    mlp_hidden_size=704,
+    vocab_size=VOCABULARY,
+    embedding_size=VOCABULARY,
+    max_sequence_length=LONG,
+    rope_theta=10_000.0,
+    rms_norm_eps=1e-5,
+    mask_token_id=MASK,
+    eos_token_id=EOS,
+)
+LEAST = 1e-3  # of t, as in the reference
+HEAVIEST = 10.0  # 1/t of a token: without a bound, a few tokens of nearly finished rows drown the rest of a batch
+SHORTEST = 16  # tokens of a text row that is cut off
+POOLS = {"needle": 120_000, "arithmetic": 200_000, "brackets": 40_000}  # problems made before the training
+# Three tenths of the tokens go to short rows, five of which cost as much as a long one. What the rows of each length
+# are made of, in twentieths; a third of all rows is text.
+SHORT_SHARE = 0.3
+LONG_PARTS = {"text": 10, "needle": 8, "arithmetic": 1, "brackets": 1}
+SHORT_PARTS = {"text": 4, "arithmetic": 12, "brackets": 4}
+
+
+class Pool(NamedTuple):
+    """Rows on the device."""
+
+    tokens: Tensor  # int16 [count, length]
+    start: Tensor  # int16 [count]: where the answer begins
+    end: Tensor  # int16 [count]: behind the answer and one end-of-text
+
+
+class Batch(NamedTuple):
+    noisy: Tensor  # [B, N], some tokens masked
+    clean: Tensor  # [B, N]
+    real: Tensor  # [B, N]: False behind where the row was cut off
+    weight: Tensor  # [B, N]: what a token counts; the whole batch's loss is the weighted sum of cross-entropies
+
+
+def parse_config(given: str | None) -> LLaDAConfig:
+    """A config from a JSON file or from JSON itself; a checkpoint's own config.json will do."""
+    if given is None:
+        return SHIPPED
+    try:
+        values = json.loads(given) if given.lstrip().startswith("{") else read_json(Path(given), "LLaDA config")
+        config = LLaDAConfig(**{key: value for key, value in values.items() if key != "model_type"})
+    except (json.JSONDecodeError, TypeError) as error:
+        raise UsageError(f"The config is not a LLaDA's: {error}.") from error
+    if (config.mask_token_id, config.eos_token_id) != (MASK, EOS):
+        raise UsageError(f"The text here needs mask_token_id {MASK} and eos_token_id {EOS}.")
+    if config.max_sequence_length < LONG:
+        raise UsageError(f"The text here needs a max_sequence_length of at least {LONG}.")
+    return config
+
+
+def counts(parts: dict[str, int], size: int) -> dict[str, int]:
+    """How many of `size` rows are of each kind; what does not divide is text."""
+    shares = {kind: size * part // sum(parts.values()) for kind, part in parts.items()}
+    return {**shares, "text": shares["text"] + size - sum(shares.values())}
+
+
+def batches(
+    corpus: Corpus, size: int, seed: int, device: torch.device, pools: dict[str, int] = POOLS
+) -> Iterator[tuple[Batch, Batch]]:
+    """Pairs of batches without end, one of long rows and one of short ones, drawn on the device.
+
+    Together they have as many tokens as `size` long rows.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    text = torch.from_numpy(corpus.train.astype("int16")).to(device)
+    starts = torch.from_numpy(sentence_starts(corpus.train[:-LONG], corpus.tokenizer)).to(device)
+
+    def pool(problems: Iterator[Problem], count: int, length: int) -> Pool:
+        return Pool(*(torch.from_numpy(part).to(device) for part in rows(problems, count, length)))
+
+    made = {
+        "needle": pool(needle(corpus, seed, held_out=False), pools["needle"], LONG),
+        "arithmetic": pool(arithmetic(corpus, seed, held_out=False), pools["arithmetic"], SHORT),
+        "brackets": pool(brackets(corpus, seed, held_out=False), pools["brackets"], SHORT),
+    }
+
+    def integers(high: int, count: int) -> Tensor:
+        return torch.randint(high, (count,), generator=generator, device=device)
+
+    def draw(kind: str, count: int, length: int) -> Pool:
+        if kind != "text":
+            chosen = integers(len(made[kind].tokens), count)
+            tokens, start, end = (part[chosen] for part in made[kind])
+            return Pool(F.pad(tokens, (0, length - tokens.shape[1]), value=EOS), start, end)
+        places = starts[integers(len(starts), count)][:, None] + torch.arange(length, device=device)
+        tokens = text[places - 1]
+        tokens[:, 0] = BOS
+        return Pool(tokens, tokens.new_zeros(count), tokens.new_full((count,), length))
+
+    def batch(parts: dict[str, int], size: int, length: int) -> Batch:
+        drawn = [draw(kind, count, length) for kind, count in counts(parts, size).items()]
+        tokens, start, end = (torch.cat(same).long() for same in zip(*drawn, strict=True))
+        return masked(tokens, start, end, generator)
+
+    short = round(SHORT_SHARE * size)
+    while True:
+        yield batch(LONG_PARTS, size - short, LONG), batch(SHORT_PARTS, short * (LONG // SHORT), SHORT)
+
+
+def masked(tokens: Tensor, start: Tensor, end: Tensor, generator: torch.Generator) -> Batch:
+    """LLaDA's noise: a share t of each row's tokens masked, each counted 1/t, so that all levels count alike.
+
+    Half of the task rows (those with an answer's start) are masked in the answer and the padding only, as in LLaDA's
+    fine-tuning. A row's loss is divided by its tokens that might be masked, padding not counted: divided by the
+    padding too, an answer of three tokens would hardly be heard beside a page of text.
+
+    Half of the rows are cut off at a random place (tasks behind their answer). A network that has seen one length
+    only takes the distance to the end for a clue, and is lost where there are fewer tokens to write.
+    """
+    (size, length), device = tokens.shape, tokens.device
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, device=device)
+
+    # One t in each of `size` equal intervals: the batch sees every noise level, whatever its size.
+    order = torch.randperm(size, generator=generator, device=device)
+    t = LEAST + (1 - LEAST) * ((order + uniform(1)) / size)
+    task = start > 0
+    least = torch.where(task, end, SHORTEST)
+    kept = torch.where(uniform(size) < 0.5, length, least + (uniform(size) * (length - least + 1)).long())
+    end = torch.minimum(end, kept)
+    first = torch.where(task & (uniform(size) < 0.5), start, 1)  # the start-of-text is never masked
+    place = torch.arange(length, device=device)
+    real = place < kept[:, None]
+    hidden = (uniform(size, length) < t[:, None]) & (place >= first[:, None]) & real
+    weight = hidden * ((1 / t).clamp(max=HEAVIEST) / (end - first))[:, None] / size
+    return Batch(torch.where(hidden, MASK, tokens), tokens, real, weight)
+
+
+def loss_of(network: Any, batch: Batch) -> Tensor:
+    logits = network(batch.noisy, attention_mask=batch.real)
+    losses = F.cross_entropy(logits.flatten(0, 1).float(), batch.clean.flatten(), reduction="none")
+    return (losses * batch.weight.flatten()).sum()
+
+
+def prepare(backward: Callable[[Any], Any], compile: bool) -> tuple[Any, bool]:
+    """The loss to train with, compiled if that works, after one pass that is not counted in the budget."""
+    if compile:
+        try:
+            compiled = torch.compile(loss_of, dynamic=False)  # two shapes, each compiled for itself
+            backward(compiled)
+            return compiled, True
+        except Exception as error:  # a compiler fails in as many ways as there are toolchains
+            print(f"Compiling failed, so training goes on without: {str(error).strip().splitlines()[0]}")
+    backward(loss_of)
+    return loss_of, False
+
+
+def train(
+    corpus: Corpus, config: LLaDAConfig, settings: Settings, device: torch.device, pools: dict[str, int] = POOLS
+) -> Trained:
+    if config.vocab_size != corpus.tokenizer.get_vocab_size():
+        raise UsageError(f"The text has {corpus.tokenizer.get_vocab_size()} tokens, the model {config.vocab_size}.")
+    torch.manual_seed(settings.seed)
+    network = LLaDA(config)
+    network.initialize_weights()
+    network = network.to(device).train()
+    parameters = list(network.parameters())
+    average = [parameter.detach().clone() for parameter in parameters]
+    # Norms' weights are not decayed towards zero.
+    groups = [
+        {"params": [p for p in parameters if p.dim() == 2], "weight_decay": 0.05},
+        {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98), fused=True)
+    stream = batches(corpus, settings.batch, settings.seed, device, pools)
+
+    def backward(objective: Any) -> Tensor:
+        total = torch.zeros((), device=device)
+        for batch in next(stream):
+            with torch.autocast(device.type, torch.bfloat16):
+                loss = objective(network, batch)
+            loss.backward()
+            total += loss.detach()
+        return total / 2
+
+    start = time.perf_counter()
+    objective, compiled = prepare(backward, settings.compile)
+    optimizer.zero_grad()
+    print(f"ready after {time.perf_counter() - start:.0f} s{', compiled' if compiled else ''}", flush=True)
+
+    result = Trained(network.state_dict(), compiled=compiled)
+    total, counted, printed = torch.zeros((), device=device), 0, 0.0
+    start = time.perf_counter()
+
+    def read() -> None:
+        nonlocal counted, printed
+        loss = total.item() / counted
+        total.zero_()
+        counted, result.seconds = 0, time.perf_counter() - start
+        if not math.isfinite(loss):
+            raise TenutoError(f"The loss is no longer a number at step {result.steps}; try a lower --lr.")
+        result.history.append((result.steps, round(result.seconds, 2), round(loss, 6)))
+        if result.seconds - printed >= PRINT_EVERY:
+            printed = result.seconds
+            pace = result.steps / result.seconds
+            print(f"step {result.steps:,}  {printed:.0f} s  loss {loss:.5f}  {pace:.1f} steps/s", flush=True)
+
+    try:
+        while True:
+            done = (time.perf_counter() - start) / settings.seconds
+            if settings.max_steps is not None:
+                done = max(done, result.steps / settings.max_steps)
+            if done >= 1:
+                break
+            for group in optimizer.param_groups:
+                group["lr"] = settings.lr * rate_at(done)
+            total += backward(objective)
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            decay = min(settings.ema, (1 + result.steps) / (10 + result.steps))
+            torch._foreach_lerp_(average, [parameter.detach() for parameter in parameters], 1 - decay)
+            result.steps += 1
+            counted += 1
+            if counted == READ_EVERY:
+                read()
+    except KeyboardInterrupt:
+        result.interrupted = True
+        print(f"interrupted at step {result.steps:,}; saving what there is", flush=True)
+    if counted:
+        read()
+    result.state = dict(zip((name for name, _ in network.named_parameters()), average, strict=True))
+    return result
+
+
+def save_checkpoint(out: Path, state: dict[str, Tensor], config: LLaDAConfig, corpus: Corpus) -> None:
+    """config.json, tokenizer.json and bfloat16 weights: one file if it is small, else shards and their index."""
+    write_json(out / "config.json", {"model_type": "llada", **asdict(config)})
+    write_text(out / "tokenizer.json", corpus.tokenizer.to_str(pretty=True))
+    stored = {key: value.detach().to("cpu", torch.bfloat16).contiguous() for key, value in state.items()}
+    save_torch_state_dict(stored, out, max_shard_size=SHARD_BYTES)
+    for file in out.glob("model*.safetensors"):
+        file.chmod(0o644)  # safetensors makes private files; a model is meant to be shared
+
+
+def plot_loss(path: Path, history: list[tuple[int, float, float]]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    axes.plot([step for step, _, _ in history], [loss for _, _, loss in history], linewidth=1, color="#1f5fa8")
+    axes.set(xlabel="step", ylabel="bound on the negative log-likelihood (nats a token)", yscale="log")
+    axes.grid(True, which="both", linewidth=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=150)
+    pyplot.close(figure)
+
+
+def save(out: Path, trained: Trained, config: LLaDAConfig, settings: Settings, corpus: Corpus) -> None:
+    save_checkpoint(out, trained.state, config, corpus)
+    record = {
+        "provenance": provenance(seed=settings.seed),
+        "data": f"books from github.com/{SOURCE}, and made-up tasks",
+        "tokens_of_text": len(corpus.train),
+        "settings": asdict(settings),
+        "parameters": sum(value.numel() for value in trained.state.values()),
+        "steps": trained.steps,
+        "tokens_seen": trained.steps * settings.batch * LONG,
+        "seconds": round(trained.seconds, 1),
+        "compiled": trained.compiled,
+        "interrupted": trained.interrupted,
+        "final_loss": trained.final_loss,
+        "loss": trained.history,
+    }
+    write_json(out / "loss.json", record)
+    try:
+        plot_loss(out / "loss.png", trained.history)
+    except ImportError as error:  # the weights matter more than their picture
+        print(f"loss.png is not drawn: {error}.")
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="The directory to write.")],
+    seconds: Annotated[float, typer.Option(min=0.001, help="How long to train; compiling is not counted.")],
+    data: Annotated[Path, typer.Option(help="The file made by llada_text.py.")] = DEFAULT_PATH,
+    config: Annotated[str | None, typer.Option(help="JSON, or a JSON file; the shipped model's if not given.")] = None,
+    batch: Annotated[int, typer.Option(min=4, help=f"Rows of {LONG} tokens, or their worth in shorter ones.")] = 256,
+    lr: Annotated[float, typer.Option(help="The peak learning rate.")] = 1e-3,
+    ema: Annotated[float, typer.Option(min=0, max=1, help="The decay of the weights' average.")] = 0.9995,
+    device: Annotated[str, typer.Option()] = "cuda" if torch.cuda.is_available() else "cpu",
+    seed: Annotated[int, typer.Option()] = 0,
+    compile: Annotated[bool, typer.Option()] = True,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many steps, if sooner.")] = None,
+) -> None:
+    """Train a LLaDA on books and tasks. Ctrl-C ends the training early and saves what it has."""
+    # A job that runs out of time is told so by SIGTERM: what it has is worth as much then as on Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    torch.set_float32_matmul_precision("high")
+    llada, place, corpus = parse_config(config), torch.device(device), load(data)
+    settings = Settings(seconds, batch, lr, ema, seed, compile, max_steps)
+    trained = train(corpus, llada, settings, place)
+    save(out, trained, llada, settings, corpus)
+    loss = "none" if trained.final_loss is None else f"{trained.final_loss:.5f}"
+    print(f"{out}: {trained.steps:,} steps in {trained.seconds:.0f} s, final loss {loss}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,198 @@
+"""Trains a small UNet of SDXL's structure on captioned CIFAR-10 pictures for a given time, text encoder included.
+
+It is written in diffusers' layout: `unet/`, `text_encoder/` and `scheduler/` in one directory.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+import typer
+from captions import COLOURS, EMPTY, NOUNS, captions, colours, vocabulary
+from cifar10 import DEFAULT_PATH, PACKAGE, SIZE, Cifar10, load, scaled
+from loop import Settings, Trained, run, save_record, save_weights, train
+from torch import Tensor, nn
+
+from tenuto.errors import UsageError
+from tenuto.files import read_json, write_json
+from tenuto.integrations.diffusers import build
+from tenuto.models.text_encoder import TextConfig, TextEncoder
+from tenuto.models.unet import UNetConfig
+
+TEXT = TextConfig(vocabulary=tuple(vocabulary()))
+SHIPPED: dict[str, Any] = {  # SDXL base, narrower, with fewer transformer layers, and in pixels
+    "_class_name": "UNet2DConditionModel",
+    "sample_size": SIZE,
+    "in_channels": 3,
+    "out_channels": 3,
+    "block_out_channels": [64, 96, 160],
+    "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
+    "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
+    "layers_per_block": 2,
+    "transformer_layers_per_block": [1, 1, 2],
+    "attention_head_dim": [2, 3, 5],  # diffusers' name for the number of heads, of 32 channels each here
+    "cross_attention_dim": TEXT.width,
+    "use_linear_projection": True,
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 32,
+    "projection_class_embeddings_input_dim": 6 * 32 + TEXT.width,
+}
+NOISE: dict[str, Any] = {  # SDXL's
+    "num_train_timesteps": 1000,
+    "beta_schedule": "scaled_linear",
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "prediction_type": "epsilon",
+}
+SAMPLER: dict[str, Any] = {"timestep_spacing": "leading", "steps_offset": 1, "clip_sample": False}
+SAMPLER["set_alpha_to_one"] = False
+TIMESTEPS = NOISE["num_train_timesteps"]
+TIME_IDS = (SIZE, SIZE, 0, 0, SIZE, SIZE)  # original size, crop, target size: always the same here
+EMPTY_SHARE = 0.1  # of captions left empty, for guidance
+COLOUR_SHARE = 0.5  # of captions that name the colour
+
+
+class Painter(nn.Module):
+    """The text encoder and the UNet as one network to train."""
+
+    time_ids: Tensor
+
+    def __init__(self, unet: nn.Module, text_encoder: TextEncoder) -> None:
+        super().__init__()
+        self.unet = unet
+        self.text_encoder = text_encoder
+        self.register_buffer("time_ids", torch.tensor([TIME_IDS], dtype=torch.float32), persistent=False)
+
+    def forward(self, x: Tensor, t: Tensor, ids: Tensor) -> Tensor:
+        """Noised images [B, 3, 32, 32], timesteps [B], captions [B, length] -> the noise in the images."""
+        tokens, pooled = self.text_encoder(ids)
+        added = {"text_embeds": pooled, "time_ids": self.time_ids.expand(len(x), -1)}
+        return self.unet(x, t, tokens, added_cond_kwargs=added, return_dict=False)[0]
+
+
+def alphas_cumprod() -> Tensor:
+    """Betas rise linearly in their square roots."""
+    roots = torch.linspace(NOISE["beta_start"] ** 0.5, NOISE["beta_end"] ** 0.5, TIMESTEPS, dtype=torch.float32)
+    return torch.cumprod(1 - roots**2, dim=0)
+
+
+def parse_config(given: str | None) -> dict[str, Any]:
+    """A UNet's config from a JSON file or from JSON itself; what it does not say is the shipped model's."""
+    if given is None:
+        return SHIPPED
+    try:
+        values = json.loads(given) if given.lstrip().startswith("{") else read_json(Path(given), "UNet config")
+    except json.JSONDecodeError as error:
+        raise UsageError(f"The config is not JSON: {error}.") from error
+    config = {**SHIPPED, **values}
+    fixed = ("in_channels", "out_channels", "sample_size", "cross_attention_dim", "addition_embed_type")
+    if changed := [name for name in fixed if config[name] != SHIPPED[name]]:
+        raise UsageError(f"The data and the text encoder fix {changed[0]}: it must be {SHIPPED[changed[0]]}.")
+    UNetConfig.from_diffusers(config)
+    return config
+
+
+def make_painter(config: dict[str, Any], text: TextConfig = TEXT) -> Painter:
+    """A painter with fresh weights, every residual branch silent at first, as diffusion UNets train best."""
+    painter = Painter(build(config), TextEncoder(text))
+    for name, parameter in painter.unet.named_parameters():
+        if name.startswith("conv_out.") or ".conv2." in name or ".proj_out." in name:
+            nn.init.zeros_(parameter)
+    nn.init.normal_(painter.text_encoder.tokens.weight, std=0.02)
+    return painter
+
+
+def caption_table(encoder: TextEncoder) -> Tensor:
+    """Token ids [class, 1 + colour, variant, length]; the first of the second axis names no colour."""
+    return torch.stack(
+        [
+            torch.stack([encoder.tokenize(captions(label, colour)) for colour in (None, *COLOURS)])
+            for label in range(len(NOUNS))
+        ]
+    )
+
+
+def batches(
+    data: Cifar10, encoder: TextEncoder, size: int, seed: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """(noised images, timesteps, captions' token ids, noise) without end, drawn on the device."""
+    generator = torch.Generator(device).manual_seed(seed)
+    images, labels = data.train_images.to(device), data.train_labels.to(device)
+    seen, table = colours(data.train_images).to(device), caption_table(encoder).to(device)
+    empty, alphas = encoder.tokenize([EMPTY]).to(device), alphas_cumprod().to(device)
+
+    def chance(probability: float) -> Tensor:
+        return torch.rand(size, generator=generator, device=device) < probability
+
+    def below(bound: int) -> Tensor:
+        return torch.randint(bound, (size,), generator=generator, device=device)
+
+    while True:
+        chosen = below(len(images))
+        x = scaled(images[chosen])
+        x = torch.where(chance(0.5)[:, None, None, None], x.flip(-1), x)
+        colour = torch.where(chance(COLOUR_SHARE), 1 + seen[chosen], 0)
+        ids = table[labels[chosen], colour, below(table.shape[2])]
+        ids = torch.where(chance(EMPTY_SHARE)[:, None], empty, ids)
+        t = below(TIMESTEPS)
+        noise = torch.randn(x.shape, generator=generator, device=device)
+        alpha = alphas[t][:, None, None, None]
+        noised = alpha.sqrt() * x + (1 - alpha).sqrt() * noise
+        yield noised.contiguous(memory_format=torch.channels_last), t, ids, noise
+
+
+def train_painter(data: Cifar10, config: dict[str, Any], settings: Settings, device: torch.device) -> Trained:
+    torch.manual_seed(settings.seed)
+    painter = make_painter(config).to(device)
+    painter.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    stream = batches(data, painter.text_encoder, settings.batch, settings.seed, device)
+
+    def loss_of(forward: Any) -> Tensor:
+        x, t, ids, noise = next(stream)
+        return F.mse_loss(forward(x, t, ids).float(), noise)
+
+    return train(painter, loss_of, settings)
+
+
+def part(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    return {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}
+
+
+def save(out: Path, trained: Trained, config: dict[str, Any], settings: Settings) -> None:
+    import diffusers
+
+    version = {"_diffusers_version": diffusers.__version__}
+    write_json(out / "unet" / "config.json", {"_class_name": config["_class_name"], **version, **config})
+    save_weights(out / "unet", part(trained.state, "unet"), "diffusion_pytorch_model{suffix}.safetensors")
+    write_json(out / "text_encoder" / "config.json", TEXT.to_json())
+    save_weights(out / "text_encoder", part(trained.state, "text_encoder"))
+    scheduler = {"_class_name": "DDIMScheduler", **version, **NOISE, **SAMPLER}
+    write_json(out / "scheduler" / "scheduler_config.json", scheduler)
+    save_record(out, trained, settings, f"npm {PACKAGE}, captioned by class and colour")
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="The directory to write.")],
+    seconds: Annotated[float, typer.Option(min=0.001, help="How long to train; compiling is not counted.")],
+    data: Annotated[Path, typer.Option(help="The file made by cifar10.py.")] = DEFAULT_PATH,
+    config: Annotated[str | None, typer.Option(help="JSON, or a JSON file; the shipped model's if not given.")] = None,
+    batch: Annotated[int, typer.Option(min=1)] = 512,
+    lr: Annotated[float, typer.Option(help="The peak learning rate.")] = 6e-4,
+    ema: Annotated[float, typer.Option(min=0, max=1, help="The decay of the weights' average.")] = 0.9995,
+    device: Annotated[str, typer.Option()] = "cuda" if torch.cuda.is_available() else "cpu",
+    seed: Annotated[int, typer.Option()] = 0,
+    compile: Annotated[bool, typer.Option()] = True,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many steps, if sooner.")] = None,
+) -> None:
+    """Train an SDXL in miniature on CIFAR-10. Ctrl-C ends the training early and saves what it has."""
+    torch.set_float32_matmul_precision("high")
+    unet, settings = parse_config(config), Settings(seconds, batch, lr, ema, seed, compile, max_steps)
+    trained = train_painter(load(data), unet, settings, torch.device(device))
+    save(out, trained, unet, settings)
+
+
+if __name__ == "__main__":
+    run(main)
