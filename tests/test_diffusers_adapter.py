@@ -29,7 +29,7 @@ from tenuto.errors import CheckpointError, ScheduleError, TenutoError, UsageErro
 from tenuto.executor import Executor, HoldingResidual
 from tenuto.integrations.diffusers import attach, scheduled, sites_of, units_of
 from tenuto.integrations.dit_weights import to_diffusers, to_original
-from tenuto.models import dit, unet
+from tenuto.models import dit, load, open_model, unet
 from tenuto.models.architecture import ConfigError
 from tenuto.residual import Branch, plain
 from tenuto.schedules import Schedule
@@ -632,7 +632,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ["pipeline", "directory", "single.safetensors"])
 def test_every_layout_loads_the_same_unet(checkpoints: Path, name: str) -> None:
-    network, call = unet.load_unet(checkpoints / name), inputs("sdxl")
+    network, call = load(str(checkpoints / name)).network, inputs("sdxl")
     assert network.config == unet.UNetConfig.from_diffusers(make("sdxl").config)
     with torch.no_grad():
         output = network(call["sample"], torch.tensor(7), call["encoder_hidden_states"], call["added_cond_kwargs"])
@@ -646,21 +646,21 @@ def test_the_single_file_is_read_as_diffusers_reads_it(checkpoints: Path) -> Non
     theirs = UNet2DConditionModel.from_single_file(
         str(checkpoints / "single.safetensors"), config=str(checkpoints), local_files_only=True
     ).state_dict()
-    ours = unet.load_unet(checkpoints / "single.safetensors").state_dict()
+    ours = load(str(checkpoints / "single.safetensors")).network.state_dict()
     assert set(ours) == set(theirs) and all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
 @pytest.mark.parametrize("name", ["pipeline", "directory", "single.safetensors"])
 def test_scores_of_a_file_are_those_of_the_live_module(checkpoints: Path, name: str) -> None:
-    checkpoint, config = unet.open_unet(checkpoints / name)
+    opened = open_model(str(checkpoints / name))
     options = {"model": "tiny", "architecture": "unet"}
-    stored = score_tensors(checkpoint, unet.units(config), **options)
+    stored = score_tensors(opened.checkpoint, opened.units, **options)
     live = make("sdxl")
     assert stored == score_tensors(ModuleTensors(live), attach(live).units, **options)
 
 
 def test_a_unet_runs_under_the_executor(checkpoints: Path) -> None:
-    network, call = unet.load_unet(checkpoints / "directory"), inputs("sdxl")
+    network, call = load(str(checkpoints / "directory")).network, inputs("sdxl")
     arguments = (call["sample"], torch.tensor(7), call["encoder_hidden_states"], call["added_cond_kwargs"])
     with torch.no_grad():
         full = network(*arguments)
@@ -670,7 +670,7 @@ def test_a_unet_runs_under_the_executor(checkpoints: Path) -> None:
 
 
 def test_a_config_is_a_value(checkpoints: Path) -> None:
-    _, config = unet.open_unet(checkpoints / "directory")
+    config = open_model(str(checkpoints / "directory")).config
     assert {config: 1}[unet.UNetConfig.from_diffusers(config.to_diffusers())] == 1
     assert config.sample_shape == (4, 8, 8) and unet.UNetConfig().sample_shape == (4, 128, 128)
     assert unet.ARCHITECTURE.units(config) == units_of(config.to_diffusers())
@@ -679,9 +679,9 @@ def test_a_config_is_a_value(checkpoints: Path) -> None:
 def test_a_variant_is_read_only_where_there_is_nothing_else(checkpoints: Path, tmp_path: Path) -> None:
     network = make("sdxl")
     network.save_pretrained(tmp_path, variant="fp16")
-    assert unet.open_unet(tmp_path)[0].shapes
+    assert open_model(str(tmp_path)).checkpoint.shapes
     network.half().save_pretrained(tmp_path)
-    assert unet.open_unet(tmp_path)[0].read("conv_in.bias").dtype == torch.float16
+    assert open_model(str(tmp_path)).checkpoint.read("conv_in.bias").dtype == torch.float16
 
 
 def test_published_files_need_no_config(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -694,16 +694,16 @@ def test_published_files_need_no_config(checkpoints: Path, monkeypatch: pytest.M
 
 
 def test_damaged_checkpoints_are_sentences(checkpoints: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="holds no diffusion_pytorch_model"):
-        unet.open_unet(tmp_path)
-    with pytest.raises(CheckpointError, match="There is no checkpoint"):
-        unet.open_unet(tmp_path / "absent.safetensors")
+    with pytest.raises(CheckpointError, match=r"holds no \*\.safetensors"):
+        open_model(str(tmp_path))
+    with pytest.raises(CheckpointError, match="There is no model"):
+        open_model(str(tmp_path / "absent.safetensors"))
     state = make("sdxl").state_dict()
     state.pop("conv_out.bias")
     save_file(state, tmp_path / "diffusion_pytorch_model.safetensors")
     (tmp_path / "config.json").write_text((checkpoints / "config.json").read_text())
     with pytest.raises(CheckpointError, match=r"missing 1 tensor\(s\): conv_out\.bias"):
-        unet.open_unet(tmp_path)
+        open_model(str(tmp_path))
     (tmp_path / "config.json").write_text('{"_class_name": "AutoencoderKL"}')
-    with pytest.raises(ConfigError, match="config of a AutoencoderKL"):
-        unet.open_unet(tmp_path)
+    with pytest.raises(CheckpointError, match="diffusers AutoencoderKL is none of them"):
+        open_model(str(tmp_path))

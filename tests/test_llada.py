@@ -221,7 +221,7 @@ def test_the_8b_model_has_the_published_size_and_names() -> None:
     assert len(state) == 291
     assert sum(value.numel() for value in state.values()) == 8_015_581_184
     assert len(units(config)) == 64
-    assert state[ARCHITECTURE.signature].shape == (126464, 4096)
+    assert state[ARCHITECTURE.signatures[0]].shape == (126464, 4096)
     layers = ("attn_norm", "q_proj", "k_proj", "v_proj", "attn_out", "ff_norm", "ff_proj", "up_proj", "ff_out")
     names = {f"model.transformer.blocks.{i}.{layer}.weight" for i in range(32) for layer in layers}
     assert set(state) == names | {f"model.transformer.{name}.weight" for name in ("wte", "ln_f", "ff_out")}
@@ -273,7 +273,7 @@ def test_configs_that_no_network_can_have_are_refused(wrong: dict[str, Any]) -> 
 
 def test_a_bare_file_asks_for_its_config() -> None:
     with pytest.raises(ConfigError, match="config.json"):
-        ARCHITECTURE.infer_config({ARCHITECTURE.signature: (20, 16)})
+        ARCHITECTURE.infer_config({ARCHITECTURE.signatures[0]: (20, 16)})
 
 
 def test_initial_weights_make_a_quiet_network() -> None:

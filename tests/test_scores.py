@@ -60,6 +60,7 @@ def test_every_kind_of_unit_by_its_equation(tensors):
         Unit("mlp", (Component("mlp", matrices(w1="up", w2="down")),), 1),
         Unit("gated", (Component("mlp", {"w1": Matrix.whole("gate", "up"), "w2": Matrix.whole("down")}),), 1),
         Unit("conv", tuple(Component("conv", matrices(kernel=key)) for key in ("conv1", "conv2")), 1),
+        Unit("both", (Component("mlp", matrices(w1="up", w2="down")), Component("conv", matrices(kernel="conv1"))), 1),
     ]
     expected = [
         expected_attention,
@@ -67,11 +68,12 @@ def test_every_kind_of_unit_by_its_equation(tensors):
         g(t["down"]) * g(t["up"]),
         g(t["down"]) * g(t["gate"], t["up"]),
         g(t["conv1"]) + g(t["conv2"]),
+        g(t["down"]) * g(t["up"]) + g(t["conv1"]),
     ]
     scores = score_tensors(t, units, model="toy", architecture="toy")
     assert [unit.raw for unit in scores.units] == pytest.approx(expected, rel=1e-9)
     assert [u.score for u in scores.units] == pytest.approx([q / (max(expected) + 1e-12) for q in expected], rel=1e-9)
-    assert [unit.kind for unit in scores.units] == ["attention", "cross_attention", "mlp", "mlp", "group"]
+    assert [unit.kind for unit in scores.units] == ["attention", "cross_attention", "mlp", "mlp", "conv", "group"]
 
 
 def test_fused_qkv_is_split_before_scoring(network):
@@ -177,3 +179,35 @@ def test_a_missing_tensor_is_named(tensors):
 
 def test_module_tensors_are_those_of_the_state_dict(network):
     assert set(ModuleTensors(network).shapes) == set(network.state_dict())
+
+
+def test_an_interrupted_scoring_goes_on_where_it_stopped(checkpoint, tmp_path, monkeypatch):
+    from tenuto import scores as module
+
+    complete = tenuto.score(str(checkpoint))
+    journal, computed = tmp_path / ".scores.json.journal", []
+
+    def counting(weight, eta, name, limit=5):
+        if len(computed) == limit:
+            raise KeyboardInterrupt
+        computed.append(name)
+        return original(weight, eta, name)
+
+    original = module.spectrum
+    monkeypatch.setattr(module, "spectrum", counting)
+    with pytest.raises(KeyboardInterrupt):
+        tenuto.score(str(checkpoint), journal=journal)
+    with journal.open("a") as file:
+        file.write('{"half a li')  # as a killed process leaves it
+    monkeypatch.setattr(module, "spectrum", lambda *args: computed.append(args[2]) or original(*args))
+    assert tenuto.score(str(checkpoint), journal=journal) == complete
+    assert len(computed) == len(set(computed))  # nothing was computed twice
+    assert not journal.exists()
+
+
+def test_a_journal_of_other_weights_is_not_believed(checkpoint, tmp_path, monkeypatch):
+    from tenuto.journal import Journal
+
+    journal = tmp_path / "journal"
+    Journal(journal, {"model": "another"})["blocks.0.attn.qkv.weight"] = {"digests": {}, "spectra": []}
+    assert tenuto.score(str(checkpoint), journal=journal) == tenuto.score(str(checkpoint))

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 
 import evaluate_llada
 import llada_text
+import loop
 import train_llada
 from llada_text import BOS, EOS, LONG, MASK, SHORT
 
@@ -73,8 +74,8 @@ def corpus(data: Path) -> llada_text.Corpus:
 
 @pytest.fixture(scope="module")
 def checkpoint(folder: Path, corpus: llada_text.Corpus) -> Path:
-    settings = train_llada.Settings(seconds=60, batch=8, compile=False, max_steps=3)
-    trained = train_llada.train(corpus, TINY, settings, CPU, POOLS)
+    settings = loop.Settings(seconds=60, batch=8, compile=False, max_steps=3)
+    trained = train_llada.train_llada(corpus, TINY, settings, CPU, POOLS)
     train_llada.save(folder / "model", trained, TINY, settings, corpus)
     return folder / "model"
 
@@ -196,19 +197,19 @@ def test_large_checkpoints_are_sharded(
 
 
 def test_training_learns_something(corpus: llada_text.Corpus) -> None:
-    settings = train_llada.Settings(seconds=60, batch=4, lr=1e-2, ema=0.9, compile=False, max_steps=40)
+    settings = loop.Settings(seconds=60, batch=4, lr=1e-2, ema=0.9, compile=False, max_steps=40)
     network = train_llada.LLaDA(TINY)
     network.initialize_weights()
     unseen = next(train_llada.batches(corpus, 40, 1, CPU, POOLS))[0]
     before = train_llada.loss_of(network, unseen).item()
-    network.load_state_dict(train_llada.train(corpus, TINY, settings, CPU, POOLS).state)
+    network.load_state_dict(train_llada.train_llada(corpus, TINY, settings, CPU, POOLS).state)
     assert train_llada.loss_of(network, unseen).item() < 0.8 * before
 
 
 def test_a_model_of_another_vocabulary_is_refused(corpus: llada_text.Corpus) -> None:
-    settings = train_llada.Settings(seconds=60, batch=4, compile=False, max_steps=1)
+    settings = loop.Settings(seconds=60, batch=4, compile=False, max_steps=1)
     with pytest.raises(UsageError, match="700 tokens"):
-        train_llada.train(corpus, train_llada.SHIPPED, settings, CPU, POOLS)
+        train_llada.train_llada(corpus, train_llada.SHIPPED, settings, CPU, POOLS)
 
 
 @pytest.mark.parametrize("given", ['{"mask_token_id": 5}', '{"nonsense": 1}', '{"d_model"', "absent.json"])

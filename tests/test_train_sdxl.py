@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 
 import captions
 import cifar10
+import ddim
 import evaluate_sdxl
 import loop
 import train_cifar_classifier
@@ -24,8 +25,8 @@ from diffusers import DDIMScheduler, UNet2DConditionModel
 from tenuto.errors import CheckpointError, UsageError
 from tenuto.integrations.diffusers import units_of
 from tenuto.measure.cifar_classifier import CifarClassifier, load_cifar_classifier
+from tenuto.models import load
 from tenuto.models.text_encoder import TextConfig, TextEncoder, load_text_encoder
-from tenuto.models.unet import load_unet
 
 CPU = torch.device("cpu")
 TINY = {**train_sdxl.SHIPPED, "block_out_channels": [8, 16, 16], "attention_head_dim": [1, 2, 2], "norm_num_groups": 8}
@@ -152,15 +153,15 @@ def test_the_shipped_network_is_small_and_built_as_sdxl() -> None:
 
 def test_noise_levels_are_those_of_the_scheduler_beside(checkpoint: Path) -> None:
     scheduler = DDIMScheduler.from_pretrained(checkpoint / "scheduler")
-    torch.testing.assert_close(scheduler.alphas_cumprod, train_sdxl.alphas_cumprod())
+    torch.testing.assert_close(scheduler.alphas_cumprod, ddim.alphas_cumprod(train_sdxl.NOISE))
     scheduler.set_timesteps(50)
-    assert scheduler.timesteps.tolist() == evaluate_sdxl.ddim_timesteps(50)
+    assert scheduler.timesteps.tolist() == ddim.timesteps(50, 1000, 1)
 
 
 @torch.no_grad()
 def test_checkpoint_is_whole_and_diffusers_reads_it(checkpoint: Path) -> None:
     theirs = UNet2DConditionModel.from_pretrained(checkpoint / "unet").state_dict()
-    ours = load_unet(checkpoint, dtype=torch.float32).state_dict()
+    ours = load(str(checkpoint)).network.state_dict()
     assert set(ours) == set(theirs) and all(torch.equal(ours[key], theirs[key].float()) for key in ours)
     assert load_text_encoder(checkpoint / "text_encoder").config == train_sdxl.TEXT
     record = json.loads((checkpoint / "loss.json").read_text())
@@ -171,7 +172,7 @@ def test_checkpoint_is_whole_and_diffusers_reads_it(checkpoint: Path) -> None:
 @torch.no_grad()
 def test_the_written_out_sampler_is_ddim(checkpoint: Path) -> None:
     painter = evaluate_sdxl.load_painter(checkpoint)
-    ids, noise = painter.text_encoder.tokenize(["a red car"]), evaluate_sdxl.initial_noise(0, 0, 1)
+    ids, noise = painter.text_encoder.tokenize(["a red car"]), ddim.initial_noise((3, 32, 32), 0, 0, 1)
     scheduler = DDIMScheduler.from_pretrained(checkpoint / "scheduler")
     scheduler.set_timesteps(3)
     x, both = noise, torch.cat([ids, painter.text_encoder.tokenize([""])])

@@ -15,14 +15,23 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 
-import evaluate_dit
+import ddim
+import evaluate_classes
 import fashion_mnist
+import loop
 import train_classifier
 import train_dit
+import train_uvit
+from safetensors.torch import save_file
 
+from tenuto.checkpoint import open_checkpoint
 from tenuto.errors import CheckpointError, UsageError
+from tenuto.measure.cifar_classifier import CifarClassifier
 from tenuto.measure.classifier import Classifier, load_classifier
-from tenuto.models.dit import DiT, DiTConfig
+from tenuto.models import load
+from tenuto.models.architecture import NoiseLevels
+from tenuto.models.dit import ARCHITECTURE, DiT, DiTConfig
+from tenuto.samplers.diffusion import generate
 
 CPU = torch.device("cpu")
 TINY = DiTConfig(
@@ -64,8 +73,8 @@ def classifier(folder: Path, data: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def checkpoint(folder: Path, data: Path) -> Path:
-    settings = train_dit.Settings(seconds=60, batch=4, compile=False, max_steps=3)
-    trained = train_dit.train(fashion_mnist.load(data), TINY, settings, CPU)
+    settings = loop.Settings(seconds=60, batch=4, compile=False, max_steps=3)
+    trained = train_dit.train_dit(fashion_mnist.load(data), TINY, settings, CPU)
     train_dit.save(folder / "dit", trained, TINY, settings)
     return folder / "dit"
 
@@ -124,9 +133,9 @@ def test_absent_classifier_is_a_sentence(folder: Path) -> None:
 
 
 def test_learning_rate_warms_up_and_anneals() -> None:
-    assert train_dit.rate_at(0.0) == 0
-    assert train_dit.rate_at(train_dit.WARM_UP) == pytest.approx(1)
-    assert train_dit.rate_at(1.0) == pytest.approx(train_dit.FLOOR)
+    assert loop.rate_at(0.0) == 0
+    assert loop.rate_at(loop.WARM_UP) == pytest.approx(1)
+    assert loop.rate_at(1.0) == pytest.approx(loop.FLOOR)
 
 
 def test_only_shoes_are_never_mirrored(data: Path) -> None:
@@ -134,7 +143,7 @@ def test_only_shoes_are_never_mirrored(data: Path) -> None:
     ramp = torch.linspace(-1, 1, 32).expand(30, 1, 32, 32).clone()
     stream = train_dit.batches(loaded._replace(train_images=ramp), TINY, 512, 0, CPU)
     x, t, y, noise = next(stream)
-    alpha = train_dit.alphas_cumprod()[t][:, None, None, None]
+    alpha = ddim.alphas_cumprod(ARCHITECTURE.noise)[t][:, None, None, None]
     clean = (x - (1 - alpha).sqrt() * noise) / alpha.sqrt()
     readable = alpha.flatten() > 0.5  # where the noise has not drowned the picture
     mirrored = clean[:, 0, 0, 0] > clean[:, 0, 0, -1]
@@ -146,8 +155,7 @@ def test_only_shoes_are_never_mirrored(data: Path) -> None:
 
 
 def test_checkpoint_is_whole(checkpoint: Path) -> None:
-    network = evaluate_dit.load_network(checkpoint)
-    assert network.config == TINY
+    assert load(str(checkpoint)).config == TINY
     record = json.loads((checkpoint / "loss.json").read_text())
     assert record["steps"] == 3 and record["loss"][-1][0] == 3 and record["final_loss"] > 0
     assert (checkpoint / "loss.png").stat().st_size > 0
@@ -156,16 +164,15 @@ def test_checkpoint_is_whole(checkpoint: Path) -> None:
 
 def test_large_checkpoints_are_sharded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = DiT(TINY).state_dict()
-    train_dit.save_checkpoint(tmp_path, state, TINY)
-    assert (tmp_path / "model.safetensors").exists()
-    monkeypatch.setattr(train_dit, "SHARD_BYTES", 8000)
-    train_dit.save_checkpoint(tmp_path, state, TINY)
+    loop.save_weights(tmp_path, state)
+    assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o644
+    monkeypatch.setattr(loop, "SHARD_BYTES", 8000)
+    loop.save_weights(tmp_path, state)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"]) == set(state)
-    assert index["metadata"]["total_size"] == sum(2 * value.numel() for value in state.values())
     assert set(index["weight_map"].values()) == {file.name for file in tmp_path.glob("*.safetensors")}
-    loaded = evaluate_dit.load_network(tmp_path).state_dict()
-    assert all(torch.equal(loaded[key], value.bfloat16().float()) for key, value in state.items())
+    stored = open_checkpoint(tmp_path)
+    assert all(torch.equal(stored.read(key), value.bfloat16()) for key, value in state.items())
 
 
 def test_interrupted_training_keeps_what_it_has(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,9 +181,9 @@ def test_interrupted_training_keeps_what_it_has(data: Path, monkeypatch: pytest.
             raise KeyboardInterrupt
         return 1.0
 
-    monkeypatch.setattr(train_dit, "rate_at", interrupted)
-    settings = train_dit.Settings(seconds=600, batch=4, compile=False, max_steps=10)
-    trained = train_dit.train(fashion_mnist.load(data), TINY, settings, CPU)
+    monkeypatch.setattr(loop, "rate_at", interrupted)
+    settings = loop.Settings(seconds=600, batch=4, compile=False, max_steps=10)
+    trained = train_dit.train_dit(fashion_mnist.load(data), TINY, settings, CPU)
     assert trained.interrupted and trained.steps == 4
     assert set(trained.state) == set(DiT(TINY).state_dict())
 
@@ -187,22 +194,52 @@ def test_configs_that_make_no_sense_are_refused(given: str) -> None:
         train_dit.parse_config(given)
 
 
-def test_ddim_timesteps_lead() -> None:
-    assert evaluate_dit.ddim_timesteps(50)[:2] == [980, 960]
-    assert evaluate_dit.ddim_timesteps(3) == [666, 333, 0]
+def test_timesteps_lead() -> None:
+    assert ddim.timesteps(50, 1000)[:2] == [980, 960]
+    assert ddim.timesteps(3, 1000) == [666, 333, 0]
+    assert ddim.timesteps(50, 1000, offset=1)[-1] == 1
 
 
-def test_evaluation_runs(checkpoint: Path, classifier: Path, data: Path, tmp_path: Path) -> None:
-    result = evaluate_dit.evaluate(checkpoint, classifier, data, 10, 3, 1.5, CPU, 0, 4, tmp_path)
+def test_evaluation_runs(checkpoint: Path, classifier: Path, data: Path) -> None:
+    result = evaluate_classes.evaluate(checkpoint, classifier, data, 10, 3, 1.5, CPU, 0, 4)
     assert 0 <= result["agreement"] <= 1
-    assert json.loads((tmp_path / "evaluation.json").read_text()) == result
-    assert (tmp_path / "samples.png").exists()
-    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert json.loads((checkpoint / "evaluation.json").read_text()) == result
+    assert (checkpoint / "samples.png").exists()
+    card = (checkpoint / "README.md").read_text(encoding="utf-8")
     assert "Class agreement" in card and "Final loss" in card
 
 
-def test_samples_do_not_depend_on_the_batch(checkpoint: Path) -> None:
-    network, labels = evaluate_dit.load_network(checkpoint), torch.arange(4)
-    together = evaluate_dit.sample(network, evaluate_dit.initial_noise(5, 0, 4), labels, 3, 1.5)
-    last = evaluate_dit.sample(network, evaluate_dit.initial_noise(5, 3, 4), labels[3:], 3, 1.5)
-    torch.testing.assert_close(together[3:], last, rtol=1e-4, atol=1e-4)
+def test_the_written_out_sampler_is_the_packages(checkpoint: Path) -> None:
+    model = load(str(checkpoint))
+    labels = torch.arange(4)
+    together = evaluate_classes.draw(model, labels, 3, 1.5, seed=5, batch=4)
+    apart = evaluate_classes.draw(model, labels, 3, 1.5, seed=5, batch=3)
+    torch.testing.assert_close(together, apart, rtol=1e-4, atol=1e-4)
+    ours = generate(model, labels.tolist(), seed=5, steps=3, guidance=1.5).clamp(-1, 1)
+    torch.testing.assert_close(together, ours, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "scaled_linear"])
+def test_noise_levels_are_diffusers(schedule: str) -> None:
+    from diffusers import DDIMScheduler
+
+    theirs = DDIMScheduler(beta_schedule=schedule, beta_start=0.00085, beta_end=0.012).alphas_cumprod
+    torch.testing.assert_close(ddim.alphas_cumprod(NoiseLevels(schedule, 0.00085, 0.012)), theirs)
+
+
+def test_uvit_trains_and_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = train_uvit.UViTConfig(
+        img_size=32, patch_size=8, in_chans=3, embed_dim=16, depth=2, num_heads=2, num_classes=11
+    )
+    images = torch.randint(256, (20, 3, 32, 32), dtype=torch.uint8)
+    cifar = train_uvit.Cifar10(images, torch.arange(20) % 10, images, torch.arange(20) % 10)
+    settings = loop.Settings(seconds=60, batch=4, compile=False, max_steps=2)
+    trained = train_uvit.train_uvit(cifar, config, settings, CPU)
+    train_uvit.save(tmp_path / "uvit", trained, config, settings)
+    judge = CifarClassifier()
+    (tmp_path / "judge").mkdir()
+    save_file(judge.state_dict(), tmp_path / "judge" / "model.safetensors")
+    monkeypatch.setattr("cifar10.load", lambda path: cifar)
+    result = evaluate_classes.evaluate(tmp_path / "uvit", tmp_path / "judge", Path("x"), 10, 2, 1.5, CPU, 0, 5)
+    assert result["samples"] == 10
+    assert (tmp_path / "uvit" / "README.md").read_text().startswith("# uvit")

@@ -1,4 +1,4 @@
-"""Samples a trained DiT or U-ViT class by class, asks a classifier what it sees, and writes figures, picture and card."""
+"""Samples a trained DiT or U-ViT, asks a classifier what it sees, and writes figures, a picture and the card."""
 
 from collections.abc import Callable
 from dataclasses import asdict

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import typer
-from evaluate_dit import table, versions
-from fashion_mnist import run
+from card import table, training_section, versions
 from llada_text import (
     BOS,
     DEFAULT_PATH,
@@ -29,10 +28,11 @@ from llada_text import (
     needle,
     sentence_starts,
 )
+from loop import run
 from torch import Tensor
 from train_llada import parse_config
 
-from tenuto.checkpoint import check_shapes, open_checkpoint
+import tenuto
 from tenuto.errors import UsageError
 from tenuto.files import read_json, write_json, write_text
 from tenuto.models.llada import LLaDA
@@ -48,14 +48,6 @@ SHOWN = 8  # problems of each task in samples.txt
 CONTINUATIONS, PROMPT_LENGTH, TEXT_LENGTH, BLOCK = 6, 64, 128, 32
 TEMPERATURES = (0.0, 0.7)
 LEVELS = 8  # shares of masked tokens that the loss on held-out text is averaged over
-
-
-def load_network(directory: Path) -> LLaDA:
-    network = LLaDA(parse_config(str(directory / "config.json")))
-    checkpoint = open_checkpoint(directory)
-    check_shapes(directory, checkpoint.shapes, {key: tuple(v.shape) for key, v in network.state_dict().items()})
-    network.load_state_dict({key: checkpoint.read(key).float() for key in checkpoint.shapes})
-    return network.eval()
 
 
 @torch.no_grad()
@@ -127,7 +119,8 @@ def text_loss(network: LLaDA, corpus: Corpus, count: int, batch: int, seed: int)
 def evaluate(
     checkpoint: Path, data: Path, problems: int, device: torch.device, seed: int, batch: int, out: Path
 ) -> dict[str, Any]:
-    network, corpus = load_network(checkpoint).to(device), load(data)
+    network, corpus = tenuto.load(str(checkpoint), device=device, dtype=torch.float32).network, load(data)
+    assert isinstance(network, LLaDA)
     accuracy, shown = {}, []
     for name, make in TASKS.items():
         posed = list(islice(make(corpus, seed, True), problems))
@@ -193,7 +186,7 @@ What it can be asked:
 """
     ]
     if (checkpoint / "loss.json").exists():
-        sections.append(training_section(read_json(checkpoint / "loss.json", "training record"), out))
+        sections.append(training_section(read_json(checkpoint / "loss.json", "training record"), out, of="rows"))
     if (out / "evaluation.json").exists():
         sections.append(evaluation_section(read_json(out / "evaluation.json", "evaluation")))
     sections.append(
@@ -208,20 +201,6 @@ The weights: Apache-2.0. The books are in the public domain.
 """
     )
     return "\n".join(sections)
-
-
-def training_section(record: dict[str, Any], out: Path) -> str:
-    made = record["provenance"]
-    rows = {
-        "Command": f"`{made['command']}`",
-        "Data": f"{record['data']}; {record['tokens_of_text']:,} tokens of text",
-        "Steps": f"{record['steps']:,}, {record['tokens_seen']:,} tokens in all",
-        "Time": f"{record['seconds']:.0f} s on {made['hardware']}" + (", interrupted" if record["interrupted"] else ""),
-        "Final loss": "none" if record["final_loss"] is None else f"{record['final_loss']:.4f}, over the last tenth",
-        **versions(made),
-    }
-    picture = "\n![Training loss](loss.png)\n" if (out / "loss.png").exists() else ""
-    return f"## Training\n\n| | |\n|---|---|\n{table(rows)}\n{picture}"
 
 
 def evaluation_section(record: dict[str, Any]) -> str:

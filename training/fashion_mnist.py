@@ -7,7 +7,6 @@ import json
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -15,9 +14,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import typer
+from loop import run
 from torch import Tensor
 
-from tenuto.errors import TenutoError, UsageError
+from tenuto.errors import UsageError
 from tenuto.files import replacing
 
 LABELS = [
@@ -93,16 +93,6 @@ def convert(tarball: Path, out: Path, held_out: int = HELD_OUT) -> dict[str, np.
     with replacing(out) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **arrays)
     return arrays
-
-
-def run(command: Callable[..., Any]) -> None:
-    """Runs a function as a command line; what the user got wrong is one sentence, not a traceback."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(command)
-    try:
-        app()
-    except TenutoError as error:
-        raise SystemExit(str(error)) from None
 
 
 def main(

@@ -16,7 +16,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 import typer
-from fashion_mnist import run
+from loop import run
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 

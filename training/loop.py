@@ -138,7 +138,7 @@ def _prepare(network: nn.Module, backward: Callable[[Any], Any], compile: bool) 
     """The callable to train with, compiled if that works, after one pass that is not counted in the budget."""
     if compile:
         try:
-            compiled = torch.compile(network)
+            compiled = torch.compile(network, dynamic=False)  # each shape there is, compiled for itself
             backward(compiled)
             return compiled, True
         except Exception as error:  # a compiler fails in as many ways as there are toolchains

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 import typer
-from fashion_mnist import DEFAULT_PATH, HELD_OUT, LABELS, PACKAGE, SIZE, FashionMnist, load, run
+from fashion_mnist import DEFAULT_PATH, HELD_OUT, LABELS, PACKAGE, SIZE, FashionMnist, load
+from loop import run
 from safetensors.torch import save_file
 from torch import Tensor
 

@@ -1,13 +1,7 @@
-"""Trains a small LLaDA on books and tasks for a given time, and writes it as a checkpoint the package reads.
-
-The learning rate follows the clock, so that a run of any length ends annealed.
-"""
+"""Trains a small LLaDA on books and tasks for a given time, and writes it as a checkpoint the package reads."""
 
 import json
-import math
-import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -15,8 +9,6 @@ from typing import Annotated, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 import typer
-from fashion_mnist import run
-from huggingface_hub import save_torch_state_dict
 from llada_text import (
     BOS,
     DEFAULT_PATH,
@@ -35,13 +27,12 @@ from llada_text import (
     rows,
     sentence_starts,
 )
+from loop import Settings, Trained, run, save_record, save_weights, train
 from torch import Tensor
-from train_dit import PRINT_EVERY, READ_EVERY, SHARD_BYTES, Settings, Trained, rate_at
 
-from tenuto.errors import TenutoError, UsageError
-from tenuto.files import read_json, replacing, write_json, write_text
+from tenuto.errors import UsageError
+from tenuto.files import read_json, write_json, write_text
 from tenuto.models.llada import LLaDA, LLaDAConfig
-from tenuto.provenance import provenance
 
 SHIPPED = LLaDAConfig(
     d_model=256,
@@ -178,26 +169,13 @@ def masked(tokens: Tensor, start: Tensor, end: Tensor, generator: torch.Generato
     return Batch(torch.where(hidden, MASK, tokens), tokens, real, weight)
 
 
-def loss_of(network: Any, batch: Batch) -> Tensor:
-    logits = network(batch.noisy, attention_mask=batch.real)
+def bound(logits: Tensor, batch: Batch) -> Tensor:
+    """LLaDA's bound on the negative log-likelihood, in nats a token."""
     losses = F.cross_entropy(logits.flatten(0, 1).float(), batch.clean.flatten(), reduction="none")
     return (losses * batch.weight.flatten()).sum()
 
 
-def prepare(backward: Callable[[Any], Any], compile: bool) -> tuple[Any, bool]:
-    """The loss to train with, compiled if that works, after one pass that is not counted in the budget."""
-    if compile:
-        try:
-            compiled = torch.compile(loss_of, dynamic=False)  # two shapes, each compiled for itself
-            backward(compiled)
-            return compiled, True
-        except Exception as error:  # a compiler fails in as many ways as there are toolchains
-            print(f"Compiling failed, so training goes on without: {str(error).strip().splitlines()[0]}")
-    backward(loss_of)
-    return loss_of, False
-
-
-def train(
+def train_llada(
     corpus: Corpus, config: LLaDAConfig, settings: Settings, device: torch.device, pools: dict[str, int] = POOLS
 ) -> Trained:
     if config.vocab_size != corpus.tokenizer.get_vocab_size():
@@ -205,123 +183,25 @@ def train(
     torch.manual_seed(settings.seed)
     network = LLaDA(config)
     network.initialize_weights()
-    network = network.to(device).train()
-    parameters = list(network.parameters())
-    average = [parameter.detach().clone() for parameter in parameters]
-    # Norms' weights are not decayed towards zero.
-    groups = [
-        {"params": [p for p in parameters if p.dim() == 2], "weight_decay": 0.05},
-        {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98), fused=True)
+    network = network.to(device)
     stream = batches(corpus, settings.batch, settings.seed, device, pools)
 
-    def backward(objective: Any) -> Tensor:
-        total = torch.zeros((), device=device)
-        for batch in next(stream):
-            with torch.autocast(device.type, torch.bfloat16):
-                loss = objective(network, batch)
-            loss.backward()
-            total += loss.detach()
-        return total / 2
+    def loss_of(forward: Any) -> Tensor:
+        long, short = next(stream)
+        return (
+            bound(forward(long.noisy, attention_mask=long.real), long)
+            + bound(forward(short.noisy, attention_mask=short.real), short)
+        ) / 2
 
-    start = time.perf_counter()
-    objective, compiled = prepare(backward, settings.compile)
-    optimizer.zero_grad()
-    print(f"ready after {time.perf_counter() - start:.0f} s{', compiled' if compiled else ''}", flush=True)
-
-    result = Trained(network.state_dict(), compiled=compiled)
-    total, counted, printed = torch.zeros((), device=device), 0, 0.0
-    start = time.perf_counter()
-
-    def read() -> None:
-        nonlocal counted, printed
-        loss = total.item() / counted
-        total.zero_()
-        counted, result.seconds = 0, time.perf_counter() - start
-        if not math.isfinite(loss):
-            raise TenutoError(f"The loss is no longer a number at step {result.steps}; try a lower --lr.")
-        result.history.append((result.steps, round(result.seconds, 2), round(loss, 6)))
-        if result.seconds - printed >= PRINT_EVERY:
-            printed = result.seconds
-            pace = result.steps / result.seconds
-            print(f"step {result.steps:,}  {printed:.0f} s  loss {loss:.5f}  {pace:.1f} steps/s", flush=True)
-
-    try:
-        while True:
-            done = (time.perf_counter() - start) / settings.seconds
-            if settings.max_steps is not None:
-                done = max(done, result.steps / settings.max_steps)
-            if done >= 1:
-                break
-            for group in optimizer.param_groups:
-                group["lr"] = settings.lr * rate_at(done)
-            total += backward(objective)
-            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            decay = min(settings.ema, (1 + result.steps) / (10 + result.steps))
-            torch._foreach_lerp_(average, [parameter.detach() for parameter in parameters], 1 - decay)
-            result.steps += 1
-            counted += 1
-            if counted == READ_EVERY:
-                read()
-    except KeyboardInterrupt:
-        result.interrupted = True
-        print(f"interrupted at step {result.steps:,}; saving what there is", flush=True)
-    if counted:
-        read()
-    result.state = dict(zip((name for name, _ in network.named_parameters()), average, strict=True))
-    return result
-
-
-def save_checkpoint(out: Path, state: dict[str, Tensor], config: LLaDAConfig, corpus: Corpus) -> None:
-    """config.json, tokenizer.json and bfloat16 weights: one file if it is small, else shards and their index."""
-    write_json(out / "config.json", {"model_type": "llada", **asdict(config)})
-    write_text(out / "tokenizer.json", corpus.tokenizer.to_str(pretty=True))
-    stored = {key: value.detach().to("cpu", torch.bfloat16).contiguous() for key, value in state.items()}
-    save_torch_state_dict(stored, out, max_shard_size=SHARD_BYTES)
-    for file in out.glob("model*.safetensors"):
-        file.chmod(0o644)  # safetensors makes private files; a model is meant to be shared
-
-
-def plot_loss(path: Path, history: list[tuple[int, float, float]]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    axes.plot([step for step, _, _ in history], [loss for _, _, loss in history], linewidth=1, color="#1f5fa8")
-    axes.set(xlabel="step", ylabel="bound on the negative log-likelihood (nats a token)", yscale="log")
-    axes.grid(True, which="both", linewidth=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=150)
-    pyplot.close(figure)
+    return train(network, loss_of, settings)
 
 
 def save(out: Path, trained: Trained, config: LLaDAConfig, settings: Settings, corpus: Corpus) -> None:
-    save_checkpoint(out, trained.state, config, corpus)
-    record = {
-        "provenance": provenance(seed=settings.seed),
-        "data": f"books from github.com/{SOURCE}, and made-up tasks",
-        "tokens_of_text": len(corpus.train),
-        "settings": asdict(settings),
-        "parameters": sum(value.numel() for value in trained.state.values()),
-        "steps": trained.steps,
-        "tokens_seen": trained.steps * settings.batch * LONG,
-        "seconds": round(trained.seconds, 1),
-        "compiled": trained.compiled,
-        "interrupted": trained.interrupted,
-        "final_loss": trained.final_loss,
-        "loss": trained.history,
-    }
-    write_json(out / "loss.json", record)
-    try:
-        plot_loss(out / "loss.png", trained.history)
-    except ImportError as error:  # the weights matter more than their picture
-        print(f"loss.png is not drawn: {error}.")
+    write_json(out / "config.json", {"model_type": "llada", **asdict(config)})
+    write_text(out / "tokenizer.json", corpus.tokenizer.to_str(pretty=True))
+    save_weights(out, trained.state)
+    text = f"{len(corpus.train):,} tokens of books from github.com/{SOURCE}"
+    save_record(out, trained, settings, f"{text}, and made-up tasks")
 
 
 def main(
@@ -338,15 +218,10 @@ def main(
     max_steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many steps, if sooner.")] = None,
 ) -> None:
     """Train a LLaDA on books and tasks. Ctrl-C ends the training early and saves what it has."""
-    # A job that runs out of time is told so by SIGTERM: what it has is worth as much then as on Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     torch.set_float32_matmul_precision("high")
     llada, place, corpus = parse_config(config), torch.device(device), load(data)
     settings = Settings(seconds, batch, lr, ema, seed, compile, max_steps)
-    trained = train(corpus, llada, settings, place)
-    save(out, trained, llada, settings, corpus)
-    loss = "none" if trained.final_loss is None else f"{trained.final_loss:.5f}"
-    print(f"{out}: {trained.steps:,} steps in {trained.seconds:.0f} s, final loss {loss}")
+    save(out, train_llada(corpus, llada, settings, place), llada, settings, corpus)
 
 
 if __name__ == "__main__":

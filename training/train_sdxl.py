@@ -13,12 +13,14 @@ import torch.nn.functional as F
 import typer
 from captions import COLOURS, EMPTY, NOUNS, captions, colours, vocabulary
 from cifar10 import DEFAULT_PATH, PACKAGE, SIZE, Cifar10, load, scaled
+from ddim import alphas_cumprod, noised
 from loop import Settings, Trained, run, save_record, save_weights, train
 from torch import Tensor, nn
 
 from tenuto.errors import UsageError
 from tenuto.files import read_json, write_json
 from tenuto.integrations.diffusers import build
+from tenuto.models.architecture import NoiseLevels
 from tenuto.models.text_encoder import TextConfig, TextEncoder
 from tenuto.models.unet import UNetConfig
 
@@ -40,16 +42,9 @@ SHIPPED: dict[str, Any] = {  # SDXL base, narrower, with fewer transformer layer
     "addition_time_embed_dim": 32,
     "projection_class_embeddings_input_dim": 6 * 32 + TEXT.width,
 }
-NOISE: dict[str, Any] = {  # SDXL's
-    "num_train_timesteps": 1000,
-    "beta_schedule": "scaled_linear",
-    "beta_start": 0.00085,
-    "beta_end": 0.012,
-    "prediction_type": "epsilon",
-}
+NOISE = NoiseLevels("scaled_linear", 0.00085, 0.012)  # SDXL's
 SAMPLER: dict[str, Any] = {"timestep_spacing": "leading", "steps_offset": 1, "clip_sample": False}
 SAMPLER["set_alpha_to_one"] = False
-TIMESTEPS = NOISE["num_train_timesteps"]
 TIME_IDS = (SIZE, SIZE, 0, 0, SIZE, SIZE)  # original size, crop, target size: always the same here
 EMPTY_SHARE = 0.1  # of captions left empty, for guidance
 COLOUR_SHARE = 0.5  # of captions that name the colour
@@ -71,12 +66,6 @@ class Painter(nn.Module):
         tokens, pooled = self.text_encoder(ids)
         added = {"text_embeds": pooled, "time_ids": self.time_ids.expand(len(x), -1)}
         return self.unet(x, t, tokens, added_cond_kwargs=added, return_dict=False)[0]
-
-
-def alphas_cumprod() -> Tensor:
-    """Betas rise linearly in their square roots."""
-    roots = torch.linspace(NOISE["beta_start"] ** 0.5, NOISE["beta_end"] ** 0.5, TIMESTEPS, dtype=torch.float32)
-    return torch.cumprod(1 - roots**2, dim=0)
 
 
 def parse_config(given: str | None) -> dict[str, Any]:
@@ -122,7 +111,7 @@ def batches(
     generator = torch.Generator(device).manual_seed(seed)
     images, labels = data.train_images.to(device), data.train_labels.to(device)
     seen, table = colours(data.train_images).to(device), caption_table(encoder).to(device)
-    empty, alphas = encoder.tokenize([EMPTY]).to(device), alphas_cumprod().to(device)
+    empty, alphas = encoder.tokenize([EMPTY]).to(device), alphas_cumprod(NOISE).to(device)
 
     def chance(probability: float) -> Tensor:
         return torch.rand(size, generator=generator, device=device) < probability
@@ -137,11 +126,9 @@ def batches(
         colour = torch.where(chance(COLOUR_SHARE), 1 + seen[chosen], 0)
         ids = table[labels[chosen], colour, below(table.shape[2])]
         ids = torch.where(chance(EMPTY_SHARE)[:, None], empty, ids)
-        t = below(TIMESTEPS)
+        t = below(NOISE.timesteps)
         noise = torch.randn(x.shape, generator=generator, device=device)
-        alpha = alphas[t][:, None, None, None]
-        noised = alpha.sqrt() * x + (1 - alpha).sqrt() * noise
-        yield noised.contiguous(memory_format=torch.channels_last), t, ids, noise
+        yield noised(x, noise, alphas[t]).contiguous(memory_format=torch.channels_last), t, ids, noise
 
 
 def train_painter(data: Cifar10, config: dict[str, Any], settings: Settings, device: torch.device) -> Trained:
@@ -169,9 +156,23 @@ def save(out: Path, trained: Trained, config: dict[str, Any], settings: Settings
     save_weights(out / "unet", part(trained.state, "unet"), "diffusion_pytorch_model{suffix}.safetensors")
     write_json(out / "text_encoder" / "config.json", TEXT.to_json())
     save_weights(out / "text_encoder", part(trained.state, "text_encoder"))
-    scheduler = {"_class_name": "DDIMScheduler", **version, **NOISE, **SAMPLER}
+    scheduler = {
+        "_class_name": "DDIMScheduler",
+        **version,
+        "num_train_timesteps": NOISE.timesteps,
+        "beta_schedule": NOISE.schedule,
+        "beta_start": NOISE.start,
+        "beta_end": NOISE.end,
+        "prediction_type": "epsilon",
+        **SAMPLER,
+    }
     write_json(out / "scheduler" / "scheduler_config.json", scheduler)
-    save_record(out, trained, settings, f"npm {PACKAGE}, captioned by class and colour")
+    save_record(
+        out,
+        trained,
+        settings,
+        f"npm {PACKAGE} (50,000 pictures, kept as JPEG of quality 92), captioned by class and colour",
+    )
 
 
 def main(

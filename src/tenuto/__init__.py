@@ -18,9 +18,11 @@ _HOMES = {
     "score": "tenuto.api",
     "schedule": "tenuto.api",
     "generate": "tenuto.samplers.diffusion",
+    "generate_text": "tenuto.samplers.masked",
     "psnr": "tenuto.measure.quality",
     "save_images": "tenuto.report.images",
     "Model": "tenuto.models",
+    "MaskedSampling": "tenuto.samplers.masked",
     "Sampling": "tenuto.samplers.diffusion",
     "Schedule": "tenuto.schedules",
     "load_schedule": "tenuto.schedules",
@@ -29,6 +31,7 @@ _HOMES = {
     "TenutoError": "tenuto.errors",
 }
 __all__ = [
+    "MaskedSampling",
     "Model",
     "Sampling",
     "Schedule",
@@ -36,6 +39,7 @@ __all__ = [
     "TenutoError",
     "__version__",
     "generate",
+    "generate_text",
     "load",
     "load_schedule",
     "load_scores",
@@ -52,6 +56,7 @@ if TYPE_CHECKING:
     from tenuto.models import Model, load
     from tenuto.report.images import save_images
     from tenuto.samplers.diffusion import Sampling, generate
+    from tenuto.samplers.masked import MaskedSampling, generate_text
     from tenuto.schedules import Schedule, load_schedule
     from tenuto.scores import Scores, load_scores
 

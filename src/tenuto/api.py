@@ -1,6 +1,7 @@
 """The two decisions of the package as functions: score a model, and schedule it."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -8,6 +9,7 @@ import torch
 from tenuto import policies
 from tenuto.checkpoint import ModuleTensors
 from tenuto.errors import UsageError
+from tenuto.journal import Journal
 from tenuto.models import Model, open_model
 from tenuto.schedules import Hold, Reuse, Schedule
 from tenuto.scores import Progress, Scores, score_tensors, silent
@@ -22,14 +24,30 @@ def score(
     eta: float = ETA,
     device: str | torch.device | None = None,
     progress: Progress = silent,
+    journal: Path | None = None,
 ) -> Scores:
-    """The score of every unit: of a loaded model, or of a checkpoint (name, path, hub id) without building it."""
+    """The score of every unit: of a loaded model, or of a checkpoint (name, path, hub id) without building it.
+
+    `journal` names a file in which finished tensors of a checkpoint are noted, so that an interrupted call goes on
+    where it stopped; it is removed when the scores are complete.
+    """
     if isinstance(model, str):
         stored = open_model(model)
-        tensors, units, family = stored.checkpoint, stored.units, stored.architecture
-        return score_tensors(
-            tensors, units, model=model, architecture=family.name, eta=eta, device=device, progress=progress
+        job = {"model": model, "eta": eta, "files": stored.checkpoint.files_seen()}
+        notes = Journal(journal, job) if journal else None
+        scores = score_tensors(
+            stored.checkpoint,
+            stored.units,
+            model=model,
+            architecture=stored.architecture.name,
+            eta=eta,
+            device=device,
+            progress=progress,
+            journal=notes,
         )
+        if notes:
+            notes.done()
+        return scores
     return score_tensors(
         ModuleTensors(model.network),
         model.units,

@@ -6,7 +6,7 @@ A checkpoint is a directory (`config.json` and safetensors, one file or many) or
 import hashlib
 import pickle
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,10 +38,21 @@ class Checkpoint:
     path: Path
     config: dict[str, Any] | None  # what config.json says, where there is one
     shapes: Mapping[str, tuple[int, ...]]  # in file order
+    files: tuple[Path, ...]
     _readers: Mapping[str, Callable[[], Tensor]]
 
     def read(self, key: str) -> Tensor:
         return self._readers[key]()
+
+    def files_seen(self) -> list[list[Any]]:
+        """Name, size and time of each file: what tells whether a checkpoint is the one of an earlier run."""
+        return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in self.files]
+
+    def renamed(self, names: Mapping[str, str]) -> "Checkpoint":
+        """The tensors that `names` maps to, under the names that it maps from; others are left out."""
+        shapes = {name: self.shapes[stored] for name, stored in names.items()}
+        readers = {name: self._readers[stored] for name, stored in names.items()}
+        return replace(self, shapes=shapes, _readers=readers)
 
 
 class ModuleTensors:
@@ -57,6 +68,8 @@ class ModuleTensors:
 
 def open_checkpoint(path: Path) -> Checkpoint:
     if path.is_dir():
+        if not (path / "config.json").exists() and (path / "unet" / "config.json").exists():
+            path = path / "unet"  # a diffusers pipeline: its denoiser is what counts
         config = read_json(path / "config.json", "model config") if (path / "config.json").exists() else None
         files = _safetensors_in(path)
     elif path.is_file():
@@ -72,7 +85,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
             if key in shapes:
                 raise CheckpointError(f"{path} stores the tensor {key} twice, the second time in {file.name}.")
             shapes[key], readers[key] = shape, reader
-    return Checkpoint(path, config, shapes, readers)
+    return Checkpoint(path, config, shapes, tuple(files), readers)
 
 
 def check_shapes(path: Path, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
@@ -114,8 +127,8 @@ def fingerprint_of(tensors: Tensors, keys: Iterable[str]) -> str:
 
 
 def _safetensors_in(directory: Path) -> list[Path]:
-    index = directory / "model.safetensors.index.json"
-    if index.exists():
+    # Plain files before variants (….fp16…), which are the same weights in less precision.
+    for index in sorted(directory.glob("*.safetensors.index*.json"), key=lambda file: (len(file.name), file)):
         names = read_json(index, "safetensors index").get("weight_map")
         if not isinstance(names, dict) or not names:
             raise CheckpointError(f'{index} has no "weight_map" that says which file holds which tensor.')
@@ -124,6 +137,8 @@ def _safetensors_in(directory: Path) -> list[Path]:
             if not file.exists():
                 raise CheckpointError(f"{index} names {file.name}, which is not there: the checkpoint is incomplete.")
         return files
+    if (directory / "diffusion_pytorch_model.safetensors").exists():
+        return [directory / "diffusion_pytorch_model.safetensors"]
     files = sorted(directory.glob("*.safetensors"))
     if files:
         return files

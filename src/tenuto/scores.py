@@ -17,6 +17,7 @@ from tenuto import __version__
 from tenuto.checkpoint import Tensors, digest, fingerprint
 from tenuto.errors import CheckpointError, TenutoError
 from tenuto.files import check_fields, read_json, write_json
+from tenuto.journal import Journal
 from tenuto.spectrum import ETA, K_RULE, Spectrum, spectrum
 from tenuto.units import ROLES, Component, Matrix, Unit
 
@@ -85,10 +86,12 @@ def score_tensors(
     eta: float = ETA,
     device: str | torch.device | None = None,
     progress: Progress = silent,
+    journal: Journal | None = None,
 ) -> Scores:
     """Score every unit, reading each tensor once, in the order it is stored; only what is being scored is in memory.
 
-    `device` is where the spectra are computed; None means where each tensor lies.
+    device   where the spectra are computed; None means where each tensor lies
+    journal  where finished tensors are noted, and taken up again after an interrupt
     """
     if absent := [key for unit in units for key in unit.tensors() if key not in tensors.shapes]:
         raise CheckpointError(
@@ -98,13 +101,16 @@ def score_tensors(
     spectra: dict[Matrix, Spectrum] = {}
     digests: dict[str, str] = {}
     for keys, matrices in _by_tensors(units, list(tensors.shapes)):
-        parts = {key: tensors.read(key) for key in keys}
-        digests.update({key: digest(part) for key, part in parts.items()})
-        stacked = torch.cat([part.flatten(1) for part in parts.values()]) if len(keys) > 1 else parts[keys[0]]
-        if device is not None:
-            stacked = stacked.to(device)
-        for matrix in matrices:
-            spectra[matrix] = spectrum(_part(stacked, matrix), eta, str(matrix))
+        name = " + ".join(keys)
+        if journal is None or name not in journal:
+            found, computed = _score_group(tensors, keys, matrices, eta, device)
+            if journal is not None:
+                journal[name] = {"digests": found, "spectra": [asdict(one) for one in computed]}
+        else:
+            found = journal[name]["digests"]
+            computed = [Spectrum(**{**one, "shape": tuple(one["shape"])}) for one in journal[name]["spectra"]]
+        digests.update(found)
+        spectra.update(zip(matrices, computed, strict=True))
         for key in keys:
             progress(key)
     scored = [[_component(component, spectra) for component in unit.components] for unit in units]
@@ -119,6 +125,19 @@ def score_tensors(
         ),
         eta=eta,
     )
+
+
+def _score_group(
+    tensors: Tensors, keys: Sequence[str], matrices: Sequence[Matrix], eta: float, device: str | torch.device | None
+) -> tuple[dict[str, str], list[Spectrum]]:
+    """The digests of some stored tensors, and the spectra of the matrices made of them."""
+    parts = [tensors.read(key) for key in keys]
+    digests = {key: digest(part) for key, part in zip(keys, parts, strict=True)}
+    stacked = torch.cat([part.flatten(1) for part in parts]) if len(parts) > 1 else parts[0]
+    del parts
+    if device is not None:
+        stacked = stacked.to(device)
+    return digests, [spectrum(_part(stacked, matrix), eta, str(matrix)) for matrix in matrices]
 
 
 def _component(component: Component, spectra: Mapping[Matrix, Spectrum]) -> ComponentScore:

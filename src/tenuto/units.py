@@ -64,8 +64,9 @@ class Unit:
 
     @property
     def kind(self) -> str:
-        """The component's kind, or "group" for several."""
-        return self.components[0].kind if len(self.components) == 1 else "group"
+        """The kind its components share, or "group" where they differ."""
+        kinds = {component.kind for component in self.components}
+        return kinds.pop() if len(kinds) == 1 else "group"
 
     def tensors(self) -> tuple[str, ...]:
         """The stored tensors this unit is scored by, each once, in the order of first mention."""

@@ -18,7 +18,7 @@ app = typer.Typer(
     "Try [bold]tenuto demo[/] first.",
 )
 
-MODEL = "A shipped model (tiny-dit), a checkpoint file, a checkpoint directory, or a hub id (owner/name)."
+MODEL = "A shipped model (see `tenuto models`), a checkpoint file, a checkpoint directory, or a hub id (owner/name)."
 
 
 class Policy(StrEnum):
@@ -134,43 +134,75 @@ def schedule(
     )
 
 
-@app.command(epilog='Example: tenuto generate tiny-dit --schedule schedule.json --class 9 --class "Bag" -o pictures')
+@app.command(
+    epilog='Examples: tenuto generate tiny-dit --schedule schedule.json --class 9 --class "Bag" -o pictures'
+    ' · tenuto generate tiny-llada --prompt "Tom has 12 apples and buys 7 more. How many apples? Answer:" --length 16'
+)
 def generate(
     model: Annotated[str, typer.Argument(help=MODEL)],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Directory for the pictures.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Directory for what is made.")] = None,
     schedule: Annotated[Path | None, typer.Option(help="A schedule file; without one, everything is computed.")] = None,
     classes: Annotated[
         list[str] | None,
-        typer.Option("--class", help="A class by number or name; repeat for more. Default: each once."),
+        typer.Option("--class", help="A class by number or name; repeat for more. Default: one of each."),
     ] = None,
-    count: Annotated[int, typer.Option(help="Pictures of each class.")] = 1,
-    steps: Annotated[int | None, typer.Option(help="Denoising steps. Default: the schedule's, else 50.")] = None,
-    guidance: Annotated[float, typer.Option(help="Classifier-free guidance; 1 means none.")] = 1.5,
+    prompts: Annotated[
+        list[str] | None, typer.Option("--prompt", help="A caption to draw, or text to write after; repeat for more.")
+    ] = None,
+    count: Annotated[int, typer.Option(help="How many of each.")] = 1,
+    steps: Annotated[
+        int | None, typer.Option(help="Network evaluations. Default: the schedule's, else 50 (64 for text).")
+    ] = None,
+    guidance: Annotated[
+        float | None,
+        typer.Option(help="Classifier-free guidance. Default: 1.5 (classes), 3 (captions), 0 (text)."),
+    ] = None,
     solver: Annotated[Solver, typer.Option(help="How to step from noise to picture.")] = Solver.ddim,
-    seed: Annotated[int, typer.Option(help="Seed of the first picture; the others count up.")] = 0,
-    batch: Annotated[int, typer.Option(help="Pictures at a time; does not change them.")] = 16,
+    length: Annotated[int, typer.Option(help="Text only: how many tokens to write.")] = 64,
+    block_length: Annotated[
+        int | None, typer.Option(help="Text only: tokens finished before the next are begun. Default: all at once.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="Text only: 0 takes the likeliest token.")] = 0.0,
+    chat: Annotated[bool, typer.Option("--chat", help="Text only: wrap prompts by the model's chat template.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the first; the others count up.")] = 0,
+    batch: Annotated[int, typer.Option(help="How many at a time; does not change them.")] = 16,
     vae: Annotated[Path | None, typer.Option(help="A diffusers VAE directory, for latent models.")] = None,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Make pictures, with a schedule or without."""
-    from tenuto.cli.generate import run
+    """Make pictures or text, with a schedule or without."""
+    from tenuto.cli.generate import Request, run
 
     run(
-        model,
-        output,
-        schedule_path=schedule,
-        classes=classes or [],
-        count=count,
-        steps=steps,
-        guidance=guidance,
-        solver=solver.value,
-        seed=seed,
-        batch=batch,
-        vae=vae,
-        device=device,
-        as_json=as_json,
+        Request(
+            model=model,
+            output=output,
+            schedule_path=schedule,
+            classes=classes or [],
+            prompts=prompts or [],
+            count=count,
+            steps=steps,
+            guidance=guidance,
+            solver=solver.value,
+            length=length,
+            block_length=block_length,
+            temperature=temperature,
+            chat=chat,
+            seed=seed,
+            batch=batch,
+            vae=vae,
+            device=device,
+            as_json=as_json,
+        )
     )
+
+
+@app.command(epilog="Example: tenuto models --json")
+def models(as_json: AsJson = False) -> None:
+    """List the architectures: what is held of each, what stays live, and the models that ship."""
+    from tenuto.cli.models import run
+
+    run(as_json)
 
 
 @app.command(epilog="Example: tenuto show schedule.json --png map.png")

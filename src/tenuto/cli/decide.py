@@ -5,6 +5,7 @@ from typing import Any
 
 from tenuto import api
 from tenuto.cli.console import err, out, print_json, progress
+from tenuto.cli.generate import check_device
 from tenuto.cli.show import print_schedule, print_scores
 from tenuto.errors import UsageError
 from tenuto.models import open_model
@@ -22,7 +23,9 @@ def score_with_progress(model: str, **options: Any) -> Scores:
 def score_command(model: str, output: Path | None, eta: float, device: str, as_json: bool) -> None:
     if not eta > 0:
         raise UsageError(f"--eta must be positive, not {eta}.")
-    scores = score_with_progress(model, eta=eta, device=device)
+    # A large checkpoint takes minutes: beside the file to be written, what is finished survives an interrupt.
+    journal = output.with_name(f".{output.name}.journal") if output else None
+    scores = score_with_progress(model, eta=eta, device=check_device(device), journal=journal)
     if output is not None:
         scores.save(output)
     if as_json:

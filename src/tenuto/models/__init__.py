@@ -3,7 +3,8 @@
 Adding an architecture is one file beside this one and one line in ARCHITECTURES.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,16 @@ from tenuto.errors import CheckpointError, TenutoError
 from tenuto.models.architecture import Architecture, ConfigError
 from tenuto.units import Unit
 
-ARCHITECTURES = {"dit": "tenuto.models.dit", "uvit": "tenuto.models.uvit"}
-SHIPPED = ("tiny-dit",)
+ARCHITECTURES = {
+    "llada": "tenuto.models.llada",
+    "dit": "tenuto.models.dit",
+    "uvit": "tenuto.models.uvit",
+    "unet": "tenuto.models.unet",
+}
+SHIPPED = ("tiny-llada", "tiny-dit", "tiny-uvit", "tiny-sdxl")
 SHIPPED_WEIGHTS = Path(str(resources.files("tenuto"))) / "weights"
+HUB_FILES = ("{}config.json", "{}*.safetensors", "{}*.safetensors.index*.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
 def architecture(name: str) -> Architecture:
@@ -33,6 +41,7 @@ class Stored:
     """A checkpoint whose architecture is known and whose every key and shape was checked; nothing is loaded yet."""
 
     name: str  # as the user called it
+    path: Path
     checkpoint: Checkpoint
     architecture: Architecture
     config: Any
@@ -51,6 +60,7 @@ class Model:
     units: tuple[Unit, ...]
     network: nn.Module
     fingerprints: frozenset[str]  # of the weights as stored, and as rounded to the precision they run in
+    path: Path | None = None  # where it was loaded from
 
     @property
     def device(self) -> torch.device:
@@ -59,6 +69,25 @@ class Model:
     @property
     def dtype(self) -> torch.dtype:
         return next(self.network.parameters()).dtype
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """Of a language model: the tokenizer stored beside its weights."""
+        from tenuto.models.tokenizer import load_tokenizer
+
+        return load_tokenizer(self._directory())
+
+    @cached_property
+    def text_encoder(self) -> Any:
+        """Of a model that draws from captions: the text encoder stored beside its UNet."""
+        from tenuto.models.text_encoder import load_text_encoder
+
+        return load_text_encoder(self._directory() / "text_encoder").to(self.device)
+
+    def _directory(self) -> Path:
+        if self.path is None:
+            raise TenutoError(f"{self.name} was not loaded from a directory, so it has no text model beside it.")
+        return self.path if self.path.is_dir() else self.path.parent
 
 
 def find(name: str) -> Path:
@@ -78,7 +107,8 @@ def find(name: str) -> Path:
 
 def open_model(name: str) -> Stored:
     """Find a checkpoint, tell its architecture, and check every key and shape against it."""
-    checkpoint = open_checkpoint(find(name))
+    path = find(name)
+    checkpoint = open_checkpoint(path)
     family = _family(checkpoint)
     try:
         config, labels = _config(checkpoint, family)
@@ -86,8 +116,14 @@ def open_model(name: str) -> Stored:
             expected = {key: tuple(value.shape) for key, value in family.network(config).state_dict().items()}
     except ConfigError as error:
         raise ConfigError(f"The config of {checkpoint.path} makes no {family.name}: {error}.") from error
+    try:
+        checkpoint = checkpoint.renamed(family.stored_names(checkpoint.shapes, config))
+    except KeyError as error:
+        raise CheckpointError(
+            f"{checkpoint.path} does not fit its config: it has no tensor {error.args[0]}."
+        ) from error
     check_shapes(checkpoint.path, checkpoint.shapes, expected)
-    return Stored(name, checkpoint, family, config, labels, family.units(config))
+    return Stored(name, path, checkpoint, family, config, labels, family.units(config))
 
 
 def load(name: str, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Model:
@@ -121,20 +157,26 @@ def load(name: str, *, device: str | torch.device = "cpu", dtype: torch.dtype | 
         stored.units,
         network,
         frozenset(fingerprint_of(source, keys) for source in sources),
+        stored.path,
     )
 
 
 def _family(checkpoint: Checkpoint) -> Architecture:
+    families = [architecture(name) for name in ARCHITECTURES]
     if checkpoint.config is not None:
-        kind = checkpoint.config.get("model_type")
-        if not isinstance(kind, str):
-            raise CheckpointError(
-                f'The config.json of {checkpoint.path} has no "model_type"; it is one of: {", ".join(ARCHITECTURES)}.'
-            )
-        return architecture(kind)
-    for name in ARCHITECTURES:
-        if architecture(name).signature in checkpoint.shapes:
-            return architecture(name)
+        kind, class_name = checkpoint.config.get("model_type"), checkpoint.config.get("_class_name")
+        if isinstance(kind, str):
+            return architecture(kind)
+        for family in families:
+            if class_name is not None and family.class_name == class_name:
+                return family
+        raise CheckpointError(
+            f'The config.json of {checkpoint.path} has no "model_type"; it is one of: {", ".join(ARCHITECTURES)}'
+            + (f". (A diffusers {class_name} is none of them.)" if class_name else ".")
+        )
+    for family in families:
+        if any(key in checkpoint.shapes for key in family.signatures):
+            return family
     raise CheckpointError(
         f"{checkpoint.path} is no checkpoint of a known architecture ({', '.join(ARCHITECTURES)}), and no config.json "
         f"beside it says otherwise. Its first tensors are {', '.join(list(checkpoint.shapes)[:3]) or 'none'}."
@@ -150,24 +192,18 @@ def _config(checkpoint: Checkpoint, family: Architecture) -> tuple[Any, tuple[st
                 f"{checkpoint.path} looks like a {family.name}, but has no tensor {error.args[0]}."
             ) from error
     given = {key: value for key, value in checkpoint.config.items() if key not in ("model_type", "labels")}
-    labels = checkpoint.config.get("labels", ())
-    known = {field.name: field.type for field in fields(family.config)}
-    if unknown := [key for key in given if key not in known]:
-        raise ConfigError(f"it has unknown argument(s) {', '.join(unknown)}")
-    for key, value in given.items():
-        kind = type(getattr(family.config(), key))
-        if isinstance(value, bool) != (kind is bool) or not isinstance(value, (kind, int)):
-            raise ConfigError(f"{key} should be of type {kind.__name__}, not {value!r}")
-    return family.config(**given), tuple(labels)
+    return family.config_from(given), tuple(checkpoint.config.get("labels", ()))
 
 
 def _from_hub(name: str) -> Path:
+    """What a denoiser needs, of a plain repository or of a diffusers pipeline, and nothing else of the latter."""
     from huggingface_hub import snapshot_download
 
+    patterns = [pattern.format(folder) for folder in ("", "unet/") for pattern in HUB_FILES] + list(TOKENIZER_FILES)
+    # A star matches slashes there, and the other parts of a pipeline are larger than the denoiser.
+    others = ["vae*/*", "text_encoder*/*", "safety_checker/*", "image_encoder/*"]
     try:
-        return Path(
-            snapshot_download(name, allow_patterns=["config.json", "*.safetensors", "*.safetensors.index.json"])
-        )
+        return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=others))
     except Exception as error:  # the hub's client has a score of them, and offline mode its own
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise TenutoError(f"Could not fetch {name} from the hub, and there is no such path here: {reason}") from error

@@ -1,11 +1,13 @@
-"""What the package must know of a network family: its config, its module, its units."""
+"""What the package must know of a network family: its config, its module, its units, and what is held of it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from tenuto.errors import CheckpointError
 from tenuto.units import Unit
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 class ConfigError(CheckpointError):
@@ -22,13 +24,43 @@ class NoiseLevels:
     timesteps: int = 1000
 
 
+def same_names(shapes: Shapes, config: Any) -> Mapping[str, str]:
+    """The network's names are the file's."""
+    return {key: key for key in shapes}
+
+
 @dataclass(frozen=True)
 class Architecture:
     name: str  # `model_type` in config.json
     title: str
-    config: type[Any]  # a frozen dataclass that checks itself
+    config: type[Any]  # a frozen dataclass that checks itself; its defaults are the published size named next
+    published: str  # what the config's defaults are
     network: Callable[[Any], Any]  # config -> nn.Module whose forward takes `residual`
     units: Callable[[Any], tuple[Unit, ...]]  # config -> units, in the order they run
-    infer_config: Callable[[Mapping[str, tuple[int, ...]]], Any]  # shapes of a bare file -> config
-    signature: str  # a tensor that only this family has
+    infer_config: Callable[[Shapes], Any]  # shapes of a bare file -> config
+    signatures: tuple[str, ...]  # for each layout its files come in, a tensor that no other family has
+    asks_for: Literal["class", "caption", "prompt"]  # what one generates from
+    theory: Literal["direct", "partial", "heuristic"]  # how far the paper's argument covers it
+    held: str
+    live: str
+    tested_with: str  # which checkpoints and references its code was run against
     noise: NoiseLevels | None = None  # of image models
+    class_name: str | None = None  # `_class_name` in a diffusers config.json
+    read_config: Callable[[Mapping[str, Any]], Any] | None = None  # config.json -> config; None: its own fields
+    # (shapes of a file, config) -> the file's name of each of the network's tensors
+    stored_names: Callable[[Shapes, Any], Mapping[str, str]] = same_names
+
+    def config_from(self, values: Mapping[str, Any]) -> Any:
+        return self.read_config(values) if self.read_config else config_from_fields(self.config, values)
+
+
+def config_from_fields(config: type[Any], values: Mapping[str, Any]) -> Any:
+    """A config from a JSON object with its fields, each of the type of its default."""
+    known = {field.name for field in fields(config)}
+    if unknown := [key for key in values if key not in known]:
+        raise ConfigError(f"it has unknown argument(s) {', '.join(unknown)}")
+    for key, value in values.items():
+        kind = type(getattr(config, key))
+        if isinstance(value, bool) != (kind is bool) or not isinstance(value, (kind, int)):
+            raise ConfigError(f"{key} should be of type {kind.__name__}, not {value!r}")
+    return config(**values)

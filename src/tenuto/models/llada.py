@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tenuto.models.architecture import Architecture, ConfigError
+from tenuto.models.architecture import Architecture, ConfigError, config_from_fields
 from tenuto.residual import Deferred, Residual, plain
 from tenuto.units import Component, Matrix, Unit
 
@@ -105,11 +105,7 @@ def from_published(values: Mapping[str, Any]) -> LLaDAConfig:
         given["embedding_size"] = given.get("vocab_size", LLaDAConfig.vocab_size)
     if given.get("mlp_hidden_size", 0) is None:
         given["mlp_hidden_size"] = int(values.get("mlp_ratio", 4) * given.get("d_model", LLaDAConfig.d_model))
-    for key, value in given.items():
-        kind = type(getattr(LLaDAConfig, key))
-        if isinstance(value, bool) != (kind is bool) or not isinstance(value, (kind, int)):
-            raise ConfigError(f"{key} should be of type {kind.__name__}, not {value!r}")
-    return LLaDAConfig(**given)
+    return config_from_fields(LLaDAConfig, given)
 
 
 class RMSNorm(nn.Module):
@@ -262,8 +258,15 @@ ARCHITECTURE = Architecture(
     name="llada",
     title="LLaDA: masked diffusion language model",
     config=LLaDAConfig,
+    published="LLaDA-8B",
     network=LLaDA,
     units=units,
     infer_config=infer_config,
-    signature="model.transformer.wte.weight",
+    signatures=("model.transformer.wte.weight",),
+    asks_for="prompt",
+    theory="direct",
+    held="attention and MLP updates",
+    live="residual stream, embeddings, final norm and head",
+    tested_with="tiny-llada; an independent float64 forward; LLaDA-8B's shapes",
+    read_config=from_published,
 )

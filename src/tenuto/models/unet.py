@@ -6,16 +6,11 @@ file, whose tensors are renamed by diffusers' own converter and still read one a
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tenuto.checkpoint import Checkpoint, check_shapes, open_checkpoint
-from tenuto.errors import CheckpointError
-from tenuto.files import read_json
 from tenuto.models.architecture import Architecture, ConfigError, NoiseLevels
 from tenuto.residual import Residual, plain
 from tenuto.units import Unit
@@ -154,80 +149,22 @@ def stored_names(shapes: Mapping[str, Any], config: UNetConfig) -> dict[str, str
     return names
 
 
-def open_unet(path: Path) -> tuple[Checkpoint, UNetConfig]:
-    """The UNet's tensors under diffusers' names, every key and shape checked, and its config; nothing is loaded.
-
-    path    a diffusers pipeline's directory, its `unet` directory, or a single file
-    """
-    if path.is_dir():
-        directory = path / "unet" if (path / "unet").is_dir() else path
-        parts = [open_checkpoint(file) for file in _weight_files(directory)]
-        given: dict[str, Any] | None = read_json(directory / "config.json", "UNet config")
-    else:
-        parts = [open_checkpoint(path)]
-        given = parts[0].config
-    shapes, readers = {}, {}
-    for part in parts:
-        for key, shape in part.shapes.items():
-            if key in shapes:
-                raise CheckpointError(f"{path} stores the tensor {key} twice, the second time in {part.path.name}.")
-            shapes[key], readers[key] = shape, partial(part.read, key)
-    try:
-        config = infer_config(shapes) if given is None else UNetConfig.from_diffusers(given)
-        expected, names = expected_shapes(config), stored_names(shapes, config)
-    except ConfigError as error:
-        raise ConfigError(f"The config of {path} makes no UNet: {error}.") from error
-    except KeyError as error:
-        raise CheckpointError(f"{path} does not fit its config: it has no tensor {error.args[0]}.") from error
-    found = {name: shapes[stored] for name, stored in names.items()}
-    check_shapes(path, found, expected)
-    return Checkpoint(path, given, found, {name: readers[stored] for name, stored in names.items()}), config
-
-
-def load_unet(path: Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> AttachedUNet:
-    """A UNet for inference; `dtype` is the checkpoint's own unless given."""
-    checkpoint, config = open_unet(path)
-    with torch.device("meta"):
-        network = AttachedUNet(config)
-    state = {key: checkpoint.read(key).to(device=device, dtype=dtype, copy=True) for key in checkpoint.shapes}
-    network.load_state_dict(state, assign=True)
-    return network.eval().requires_grad_(False)
-
-
-def _weight_files(directory: Path) -> list[Path]:
-    """The safetensors of a diffusers model's directory, as its index names them or as the one file there is.
-
-    Variants (`….fp16.safetensors`) are the same weights in less precision: they are read where there is nothing else.
-    """
-    stem = "diffusion_pytorch_model"
-    plain_names = [f"{stem}.safetensors.index.json", f"{stem}.safetensors"]
-    variants = sorted([*directory.glob(f"{stem}.safetensors.index.*.json"), *directory.glob(f"{stem}*.safetensors")])
-    for file in (*(directory / name for name in plain_names), *variants):
-        if file.suffix == ".json" and file.exists():
-            return _indexed(file)
-        if file.exists():
-            return [file]
-    raise CheckpointError(f"{directory} holds no {stem}*.safetensors file.")
-
-
-def _indexed(index: Path) -> list[Path]:
-    names = read_json(index, "safetensors index").get("weight_map")
-    if not isinstance(names, dict) or not names:
-        raise CheckpointError(f'{index} has no "weight_map" that says which file holds which tensor.')
-    files = [index.parent / name for name in dict.fromkeys(names.values())]
-    for file in files:
-        if not file.exists():
-            raise CheckpointError(f"{index} names {file.name}, which is not there: the checkpoint is incomplete.")
-    return files
-
-
 ARCHITECTURE = Architecture(
     name="unet",
     title="UNet: text-conditional diffusion (SDXL, Stable Diffusion)",
     config=UNetConfig,
+    published="SDXL base 1.0",
     network=AttachedUNet,
     units=units,
     infer_config=infer_config,
-    signature="down_blocks.0.resnets.0.conv1.weight",
+    signatures=("down_blocks.0.resnets.0.conv1.weight", f"{ORIGINAL_PREFIX}input_blocks.0.0.weight"),
+    asks_for="caption",
+    theory="heuristic",
+    held="self-attention, cross-attention and feed-forward updates; branches of residual convolution blocks",
+    live="residual stream, shortcut convolutions, up- and down-samplers, UNet skips, proj_in and proj_out, text",
+    tested_with="tiny-sdxl; diffusers' UNet2DConditionModel on random weights; SDXL base's and SD 1.5's shapes",
     noise=NoiseLevels("scaled_linear", 0.00085, 0.012),
+    class_name=CLASS,
+    read_config=UNetConfig.from_diffusers,
+    stored_names=stored_names,
 )

@@ -1,4 +1,4 @@
-"""Images from noise: the sampling loop of class-conditional diffusion models, through diffusers' schedulers."""
+"""Images from noise: the sampling loop of image models, by class or by caption, through diffusers' schedulers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -37,8 +37,9 @@ class Sampling:
 
 def generate(
     model: Model,
-    classes: Sequence[int],
+    classes: Sequence[int] | None = None,
     *,
+    captions: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
     seed: int = 0,
     sampling: Sampling | None = None,
@@ -47,8 +48,9 @@ def generate(
     progress: Callable[[int], object] = lambda images: None,
     **options: Any,
 ) -> Tensor:
-    """One sample of the model's own space for each class: [len(classes), C, H, W], nominally in [-1, 1].
+    """A sample of the model's own space for each class or caption: [len(wanted), C, H, W], nominally in [-1, 1].
 
+    classes   of a model that draws classes; captions, of one that draws captions
     seeds     one for each sample; by default seed, seed + 1, …. Noise depends on a sample's own seed alone, so
               results do not depend on how samples are batched
     progress  called after every step with the number of images in the batch
@@ -57,12 +59,13 @@ def generate(
     if sampling is not None and options:
         raise UsageError("Give `sampling` or its fields, not both.")
     sampling = sampling or Sampling(**options)
-    seeds = [seed + i for i in range(len(classes))] if seeds is None else seeds
-    _check_request(model, classes, seeds, sampling, schedule, batch)
+    wanted = _wanted(model, classes, captions)
+    seeds = [seed + i for i in range(len(wanted))] if seeds is None else seeds
+    _check_request(model, wanted, seeds, sampling, schedule, batch)
     executor = Executor(model.network, schedule)
     samples = [
         _sample_batch(model, executor.start(), chunk, noise, sampling, progress)
-        for chunk, noise in _batches(model, classes, seeds, batch)
+        for chunk, noise in _batches(model, wanted, seeds, batch)
     ]
     return torch.cat(samples)
 
@@ -71,26 +74,42 @@ def generate(
 def _sample_batch(
     model: Model,
     evaluate: Generation,
-    classes: Sequence[int],
+    wanted: Sequence[Any],
     x: Tensor,
     sampling: Sampling,
     progress: Callable[[int], object],
 ) -> Tensor:
     assert model.architecture.noise is not None
     solver = make_solver(model.architecture.noise, sampling)
-    labels = torch.tensor(classes, device=model.device)
     guided = sampling.guidance != 1
-    if guided:
-        labels = torch.cat([labels, torch.full_like(labels, model.config.null_class)])
+    conditions = (_class_conditions if model.architecture.asks_for == "class" else _caption_conditions)(
+        model, wanted, guided
+    )
     for t in solver.timesteps:
         inputs = torch.cat([x, x]) if guided else x
-        output = evaluate(inputs.to(model.dtype), t.expand(len(inputs)).to(model.device), labels)
+        output = evaluate(inputs.to(model.dtype), t.expand(len(inputs)).to(model.device), *conditions)
         noise = output[:, : x.shape[1]].float()  # a learned variance, behind it, is of no use to these solvers
         if guided:
             noise = guide(noise, sampling)
         x = solver.step(noise, t, x, return_dict=False)[0]
         progress(len(x))
     return x
+
+
+def _class_conditions(model: Model, classes: Sequence[int], guided: bool) -> tuple[Tensor]:
+    labels = torch.tensor(classes, device=model.device)
+    if guided:
+        labels = torch.cat([labels, torch.full_like(labels, model.config.null_class)])
+    return (labels,)
+
+
+def _caption_conditions(model: Model, captions: Sequence[str], guided: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    """What SDXL's UNet asks for: the tokens' vectors, the caption's own, and the size and crop of the picture."""
+    texts = [*captions, *([""] * len(captions) if guided else [])]  # the empty caption is the one to lead away from
+    tokens, pooled = model.text_encoder(model.text_encoder.tokenize(texts).to(model.device))
+    _, height, width = model.config.sample_shape
+    sizes = torch.tensor([height, width, 0, 0, height, width], device=model.device).expand(len(texts), -1)
+    return tokens.to(model.dtype), {"text_embeds": pooled.to(model.dtype), "time_ids": sizes.to(model.dtype)}
 
 
 def guide(noise: Tensor, sampling: Sampling) -> Tensor:
@@ -136,29 +155,42 @@ def decode(latents: Tensor, vae_path: Path) -> Tensor:
         return torch.cat([vae.decode(z[None] / vae.config.scaling_factor).sample for z in latents])
 
 
+def _wanted(model: Model, classes: Sequence[int] | None, captions: Sequence[str] | None) -> Sequence[Any]:
+    asks_for = model.architecture.asks_for
+    given = {"class": classes, "caption": captions}
+    if asks_for not in given:
+        raise UsageError(f"{model.name} writes text; use generate_text.")
+    other = "caption" if asks_for == "class" else "class"
+    if given[other] is not None:
+        raise UsageError(f"{model.name} is asked for by {asks_for}, not by {other}.")
+    wanted = given[asks_for]
+    if not wanted:
+        raise UsageError(f"No {asks_for} was asked for.")
+    return wanted
+
+
 def _batches(
-    model: Model, classes: Sequence[int], seeds: Sequence[int], batch: int
-) -> Iterator[tuple[Sequence[int], Tensor]]:
-    for start in range(0, len(classes), batch):
+    model: Model, wanted: Sequence[Any], seeds: Sequence[int], batch: int
+) -> Iterator[tuple[Sequence[Any], Tensor]]:
+    for start in range(0, len(wanted), batch):
         generators = [torch.Generator().manual_seed(s) for s in seeds[start : start + batch]]
         noise = torch.stack([torch.randn(model.config.sample_shape, generator=generator) for generator in generators])
-        yield classes[start : start + batch], noise.to(model.device)
+        yield wanted[start : start + batch], noise.to(model.device)
 
 
 def _check_request(
     model: Model,
-    classes: Sequence[int],
+    wanted: Sequence[Any],
     seeds: Sequence[int],
     sampling: Sampling,
     schedule: Schedule | None,
     batch: int,
 ) -> None:
-    if not classes:
-        raise UsageError("No class was asked for.")
-    if wrong := [c for c in classes if not 0 <= c < model.config.classes]:
+    by_class = model.architecture.asks_for == "class"
+    if by_class and (wrong := [c for c in wanted if not 0 <= c < model.config.classes]):
         raise UsageError(f"{model.name} knows the classes 0 to {model.config.classes - 1}, not {wrong[0]}.")
-    if len(seeds) != len(classes):
-        raise UsageError(f"There must be a seed for each sample: {len(seeds)} seeds, {len(classes)} samples.")
+    if len(seeds) != len(wanted):
+        raise UsageError(f"There must be a seed for each sample: {len(seeds)} seeds, {len(wanted)} samples.")
     if batch < 1:
         raise UsageError(f"A batch holds at least one image, not {batch}.")
     if schedule is not None:

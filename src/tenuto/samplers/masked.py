@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from tenuto.errors import UsageError
 from tenuto.executor import Executor
+from tenuto.models import Model
 from tenuto.models.llada import LLaDA, LLaDAConfig
+from tenuto.schedules import Schedule
 
 Remasking = Literal["low_confidence", "random"]
 
@@ -224,3 +226,28 @@ def _check_request(
             f"The schedule is for {executor.schedule.steps} steps and the sampler takes {sampling.steps}. "
             f"Sample with {executor.schedule.steps} steps, or make a schedule for {sampling.steps}."
         )
+
+
+def generate_text(
+    model: Model,
+    prompts: Sequence[str],
+    *,
+    schedule: Schedule | None = None,
+    chat: bool = False,
+    sampling: MaskedSampling | None = None,
+    batch: int = 16,
+    progress: Callable[[int], object] = lambda rows: None,
+    **options: Any,
+) -> list[str]:
+    """What a language model writes after each prompt; `options` are fields of `MaskedSampling`."""
+    if schedule is not None:
+        schedule.check_fits([unit.name for unit in model.units], model.fingerprints, model.name)
+    tokens = generate_tokens(
+        Executor(model.network, schedule),
+        [model.tokenizer.encode(prompt, chat) for prompt in prompts],
+        sampling=sampling,
+        batch=batch,
+        progress=progress,
+        **options,
+    )
+    return [model.tokenizer.decode(row) for row in tokens.tolist()]

@@ -1,0 +1,75 @@
+"""`tenuto models`: the architectures, what is held of each, and the models that ship."""
+
+from collections import Counter
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from tenuto.cli.console import out, print_json
+from tenuto.models import ARCHITECTURES, SHIPPED, SHIPPED_WEIGHTS, architecture, open_model
+
+
+def run(as_json: bool) -> None:
+    architectures = [_architecture(name) for name in ARCHITECTURES]
+    shipped = [_shipped(name) for name in SHIPPED if (SHIPPED_WEIGHTS / name).is_dir()]
+    if as_json:
+        print_json({"architectures": architectures, "shipped": shipped})
+        return
+    for one in architectures:
+        kinds = ", ".join(f"{count} {kind.replace('_', '-')}" for kind, count in one["units_by_kind"].items())
+        out.print(f"[bold]{one['name']}[/]  {one['title']}")
+        facts = {
+            "published size": f"{one['published']}: {one['parameters']:,} parameters, {one['units']} units ({kinds})",
+            "held": one["held"],
+            "stays live": one["live"],
+            "theory": f"{one['theory']} coverage by the paper's argument",
+            "tested with": one["tested_with"],
+        }
+        lines = Table.grid(padding=(0, 2))
+        lines.add_column(justify="right", style="dim", min_width=16)
+        lines.add_column()
+        for name, value in facts.items():
+            lines.add_row(name, value)
+        out.print(lines)
+    table = Table(title="\nModels that ship", title_justify="left", box=None, pad_edge=False)
+    for name in ("name", "architecture", "asked for by"):
+        table.add_column(name)
+    for name in ("parameters", "units"):
+        table.add_column(name, justify="right")
+    for one in shipped:
+        cells = one["name"], one["architecture"], one["asks_for"], f"{one['parameters']:,}", str(one["units"])
+        table.add_row(*cells)
+    out.print(table)
+
+
+def _architecture(name: str) -> dict[str, Any]:
+    family = architecture(name)
+    config = family.config()
+    with torch.device("meta"):
+        state = family.network(config).state_dict()
+    units = family.units(config)
+    return {
+        "name": family.name,
+        "title": family.title,
+        "published": family.published,
+        "parameters": sum(value.numel() for value in state.values()),
+        "units": len(units),
+        "units_by_kind": dict(Counter(unit.kind for unit in units)),
+        "held": family.held,
+        "live": family.live,
+        "theory": family.theory,
+        "asks_for": family.asks_for,
+        "tested_with": family.tested_with,
+    }
+
+
+def _shipped(name: str) -> dict[str, Any]:
+    stored = open_model(name)
+    return {
+        "name": name,
+        "architecture": stored.architecture.name,
+        "asks_for": stored.architecture.asks_for,
+        "parameters": sum(torch.Size(shape).numel() for shape in stored.checkpoint.shapes.values()),
+        "units": len(stored.units),
+    }
