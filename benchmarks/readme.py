@@ -155,7 +155,7 @@ def insert_table(readme: Path, table: str) -> None:
 
 
 def main(
-    per_class: Annotated[int, typer.Option(help="Pictures of each of the ten classes.")] = 4,
+    per_class: Annotated[int, typer.Option(help="Pictures of each of the ten classes.")] = 3,
     repeats: Annotated[int, typer.Option(help="Times every row is run.")] = 3,
     seed: Annotated[int, typer.Option(help="Seed of the first picture.")] = 0,
     out: Annotated[Path, typer.Option(help="The project's root.")] = ROOT,

@@ -120,8 +120,8 @@ class Schedule:
                 f"Make one with: tenuto schedule {model} --steps {self.steps}"
             )
 
-    def save(self, path: Path) -> None:
-        write_json(path, to_json(self))
+    def save(self, path: str | Path) -> None:
+        write_json(Path(path), to_json(self))
 
 
 def to_json(schedule: Schedule) -> dict[str, Any]:
@@ -143,9 +143,9 @@ def to_json(schedule: Schedule) -> dict[str, Any]:
     }
 
 
-def load_schedule(path: Path) -> Schedule:
+def load_schedule(path: str | Path) -> Schedule:
     """Read a schedule file strictly."""
-    return from_json(read_json(path, "schedule"), str(path))
+    return from_json(read_json(Path(path), "schedule"), str(path))
 
 
 def from_json(record: dict[str, Any], where: str) -> Schedule:

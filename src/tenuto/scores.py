@@ -57,8 +57,8 @@ class Scores:
     eta: float = ETA
     version: str = __version__
 
-    def save(self, path: Path) -> None:
-        write_json(path, to_json(self))
+    def save(self, path: str | Path) -> None:
+        write_json(Path(path), to_json(self))
 
 
 def component_score(component: Component, g: Mapping[str, float]) -> float:
@@ -198,9 +198,9 @@ def to_json(scores: Scores) -> dict[str, Any]:
     }
 
 
-def load_scores(path: Path) -> Scores:
+def load_scores(path: str | Path) -> Scores:
     """Read a score file strictly."""
-    return from_json(read_json(path, "score file"), str(path))
+    return from_json(read_json(Path(path), "score file"), str(path))
 
 
 def from_json(record: dict[str, Any], where: str) -> Scores:

@@ -135,7 +135,7 @@ def schedule(
 
 
 @app.command(
-    epilog='Examples: tenuto generate tiny-dit --schedule schedule.json --class 9 --class "Bag" -o pictures'
+    epilog='Example: tenuto generate tiny-dit --schedule schedule.json --class 9 --class "Bag" -o pictures'
     ' · tenuto generate tiny-llada --prompt "Tom has 12 apples and buys 7 more. How many apples? Answer:" --length 16'
 )
 def generate(

@@ -24,7 +24,7 @@ def score_command(model: str, output: Path | None, eta: float, device: str, as_j
     if not eta > 0:
         raise UsageError(f"--eta must be positive, not {eta}.")
     # A large checkpoint takes minutes: beside the file to be written, what is finished survives an interrupt.
-    journal = output.with_name(f".{output.name}.journal") if output else None
+    journal = output.with_name(f"{output.name}.journal") if output else None
     scores = score_with_progress(model, eta=eta, device=check_device(device), journal=journal)
     if output is not None:
         scores.save(output)

@@ -143,6 +143,8 @@ def decode(latents: Tensor, vae_path: Path) -> Tensor:
     """Pictures from latents, by the VAE in a diffusers directory."""
     from diffusers import AutoencoderKL
 
+    if not vae_path.is_dir():
+        raise CheckpointError(f"{vae_path} holds no VAE: there is no such directory.")
     try:
         vae = AutoencoderKL.from_pretrained(str(vae_path)).to(latents.device)
     except (OSError, ValueError) as error:
