@@ -146,12 +146,13 @@ def draw(path: Path, rows: list[Row], pictures: list[Tensor], records: list[dict
         figure.savefig(temporary, format="png")
 
 
-def insert_table(readme: Path, table: str) -> None:
-    text = readme.read_text(encoding="utf-8")
-    if BEGIN not in text or END not in text:
-        raise TenutoError(f"{readme} has no place for the table (between {BEGIN} and {END}).")
-    before, rest = text.split(BEGIN, 1)
-    write_text(readme, f"{before}{BEGIN}\n{table}\n{END}{rest.split(END, 1)[1]}")
+def insert_between(page: Path, begin: str, end: str, new: str) -> None:
+    """Replace what stands between two marks of a page."""
+    text = page.read_text(encoding="utf-8")
+    if begin not in text or end not in text:
+        raise TenutoError(f"{page} has no place for it (between {begin} and {end}).")
+    before, rest = text.split(begin, 1)
+    write_text(page, f"{before}{begin}\n{new}\n{end}{rest.split(end, 1)[1]}")
 
 
 def main(
@@ -173,7 +174,7 @@ def main(
     }
     write_json(out / "results" / "readme.json", result)
     draw(out / "docs" / "images" / "demo.png", rows, pictures, records)
-    insert_table(out / "README.md", markdown(result))
+    insert_between(out / "README.md", BEGIN, END, markdown(result))
 
 
 if __name__ == "__main__":

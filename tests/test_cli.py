@@ -110,7 +110,7 @@ def test_show_draws_tables_pages_and_pictures(tenuto, model, tmp_path):
         assert json.loads(tenuto("show", file, "--json")[1]) == json.loads((tmp_path / file).read_text())
 
 
-@pytest.mark.parametrize("command", ["demo", "score", "schedule", "generate", "show"])
+@pytest.mark.parametrize("command", ["demo", "score", "schedule", "generate", "show", "models"])
 def test_every_command_teaches(tenuto, command):
     status, out, _ = tenuto(command, "--help")
     assert status == 0
@@ -226,3 +226,49 @@ def test_the_installed_program_runs():
 def test_importing_tenuto_pulls_in_no_torch():
     code = "import sys, tenuto; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_models_lists_the_families_with_their_published_counts(tenuto):
+    status, out, _ = tenuto("models", "--json")
+    assert status == 0
+    listed = {one["name"]: one for one in json.loads(out)["architectures"]}
+    assert {name: (one["units"], one["parameters"]) for name, one in listed.items()} == {
+        "llada": (64, 8_015_581_184),
+        "dit": (56, 675_129_632),
+        "uvit": (42, 286_763_172),
+        "unet": (227, 2_567_463_684),
+    }
+    kinds = {"attention": 70, "cross_attention": 70, "mlp": 70, "conv": 17}
+    assert listed["unet"]["units_by_kind"] == kinds
+    assert [one["theory"] for one in listed.values()] == ["direct", "heuristic", "partial", "heuristic"]
+    status, out, _ = tenuto("models")
+    assert status == 0 and "shortcut convolutions" in out and "tiny-llada" in out
+
+
+def test_generate_by_caption_and_by_prompt(tenuto, tmp_path):
+    status, _, err = tenuto("generate", "tiny-sdxl", "--prompt", "a red car", "--steps", 2, "-o", "cars")
+    assert status == 0, err
+    assert Image.open(tmp_path / "cars" / "00000.png").size == (32, 32)
+    arguments = ("--prompt", "close: ( ->", "--length", 4, "--steps", 4, "-o", "text")
+    status, out, err = tenuto("generate", "tiny-llada", *arguments)
+    assert status == 0, err
+    assert "close: ( ->" in out and (tmp_path / "text" / "text.txt").exists()
+    status, out, _ = tenuto("generate", "tiny-llada", *arguments, "--json")
+    assert json.loads(out)["texts"][0]["prompt"] == "close: ( ->"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("tiny-sdxl", "-o", "x"), "--prompt"),
+        (("tiny-sdxl", "--class", "1", "-o", "x"), "--prompt"),
+        (("tiny-sdxl", "--prompt", "a zeppelin", "-o", "x"), "zeppelin"),
+        (("tiny-dit", "--prompt", "a shoe", "-o", "x"), "--class"),
+        (("tiny-dit",), "-o"),
+        (("tiny-llada",), "--prompt"),
+        (("tiny-llada", "--prompt", "x", "--length", "7", "--steps", "9"), "9 steps"),
+    ],
+)
+def test_each_family_says_how_it_wants_to_be_asked(tenuto, arguments, words):
+    status, _, err = tenuto("generate", *arguments)
+    assert status == 2 and words in err

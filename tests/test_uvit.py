@@ -133,3 +133,16 @@ def test_a_bare_files_config_is_told_from_its_shapes():
 def test_a_config_refuses_nonsense(changes, message):
     with pytest.raises(ConfigError, match=message):
         UViTConfig(**{**TINY, **changes})
+
+
+def test_the_published_layout_loads(tmp_path):
+    import tenuto
+
+    torch.manual_seed(0)
+    network = UViT(UViTConfig(embed_dim=512, num_heads=8, depth=2, num_classes=11, img_size=8))
+    torch.save(network.state_dict(), tmp_path / "imagenet256_uvit_small.pth")
+    model = tenuto.load(str(tmp_path / "imagenet256_uvit_small.pth"))
+    assert model.architecture.name == "uvit" and model.config == network.config
+    assert len(tenuto.score(str(tmp_path / "imagenet256_uvit_small.pth")).units) == 6
+    schedule = tenuto.schedule(model, steps=4, every=2)
+    assert tenuto.generate(model, [3], steps=4, solver="dpm++", schedule=schedule).shape == (1, 4, 8, 8)

@@ -1,0 +1,134 @@
+"""Every family at a glance: each shipped model with everything computed and under the default schedule.
+
+    .venv/bin/python benchmarks/families.py     # writes results/families.json, docs/images/families.png and README.md
+
+Pictures are compared with the same model's full run from the same noise; text is shown as it comes.
+"""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from readme import ROOT, insert_between
+from torch import Tensor
+
+import tenuto
+from tenuto.files import replacing, write_json
+from tenuto.measure.quality import psnr
+from tenuto.provenance import provenance
+from tenuto.report.images import grid
+
+STEPS, BUDGET = 50, 0.25
+IMAGE_MODELS: dict[str, dict[str, Any]] = {
+    "tiny-dit": {"classes": [0, 1, 3, 5, 7, 8, 9, 2], "guidance": 1.5},
+    "tiny-uvit": {"classes": [0, 1, 2, 4, 6, 7, 8, 9], "guidance": 2.0},
+    "tiny-sdxl": {
+        "captions": [
+            "a photo of an airplane",
+            "a red car",
+            "a bird",
+            "a wild deer",
+            "a green frog",
+            "a brown horse",
+            "a cargo ship",
+            "a fire truck",
+        ],
+        "guidance": 3.0,
+    },
+}
+PROMPTS = [
+    "Tom has 12 apples and buys 7 more. How many apples? Answer:",
+    "close: ([{ ->",
+    "The old man looked at the sea, and",
+]
+BEGIN, END = "<!-- families: benchmarks/families.py -->", "<!-- end of families -->"
+
+
+def draw(name: str, seed: int) -> tuple[dict[str, Any], Tensor, Tensor]:
+    """(the figures, the full run's pictures, the scheduled run's)."""
+    model, request = tenuto.load(name), IMAGE_MODELS[name]
+    schedule = tenuto.schedule(model, steps=STEPS, budget=BUDGET)
+    tenuto.generate(model, **request, steps=1)  # warm-up
+    pictures, seconds = [], []
+    for chosen in (None, schedule):
+        started = time.perf_counter()
+        pictures.append(tenuto.generate(model, **request, steps=STEPS, seed=seed, schedule=chosen))
+        seconds.append(time.perf_counter() - started)
+        print(f"{name}: {seconds[-1]:.1f} s", flush=True)
+    full, held = pictures
+    record = {
+        "model": name,
+        "units": len(model.units),
+        "parameters": sum(parameter.numel() for parameter in model.network.parameters()),
+        "work": schedule.budget,
+        "flop_work": schedule.flop_budget,
+        "seconds_full": seconds[0],
+        "seconds_scheduled": seconds[1],
+        "speedup": seconds[0] / seconds[1],
+        "psnr": float(psnr(held, full).mean()),
+        "psnr_worst": float(psnr(held, full).min()),
+        **request,
+    }
+    return record, full, held
+
+
+def write(seed: int) -> list[dict[str, str]]:
+    model = tenuto.load("tiny-llada")
+    texts = tenuto.generate_text(model, PROMPTS, steps=48, length=48, block_length=48, seed=seed)
+    return [{"prompt": prompt, "text": text} for prompt, text in zip(PROMPTS, texts, strict=True)]
+
+
+def markdown(result: dict[str, Any]) -> str:
+    lines = [
+        "| model | parameters | units | work | full | scheduled | speed-up | PSNR to full | worst picture |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for r in result["pictures"]:
+        lines.append(
+            f"| {r['model']} | {r['parameters'] / 1e6:.1f} M | {r['units']} | {r['work']:.0%} "
+            f"| {r['seconds_full']:.1f} s | {r['seconds_scheduled']:.1f} s | {r['speedup']:.2f}× | {r['psnr']:.1f} dB "
+            f"| {r['psnr_worst']:.1f} dB |"
+        )
+    made = result["provenance"]
+    lines.append(
+        f"\n8 pictures, {STEPS} DDIM steps, float32, one run; {made['hardware']}; seed {made['seed']}; commit "
+        f"`{made['commit']}`; `{made['command']}`; [results/families.json](results/families.json).\n"
+    )
+    lines.append("tiny-llada, everything computed, writes after the arrow:\n\n```")
+    lines += [f"{one['prompt']} →{one['text']}" for one in result["texts"]]
+    lines.append("```")
+    return "\n".join(lines)
+
+
+def picture(path: Path, strips: list[tuple[str, Tensor]]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 1.35 * len(strips)), layout="constrained", dpi=130)
+    for axes, (caption, samples) in zip(figure.subplots(len(strips), 1), strips, strict=True):
+        axes.imshow(grid(samples, 8, scale=4, gap=6), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        axes.set_title(caption, fontsize=9, loc="left")
+        axes.axis("off")
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png")
+
+
+def main(
+    seed: Annotated[int, typer.Option(help="Seed of the first picture.")] = 0,
+    out: Annotated[Path, typer.Option(help="The project's root.")] = ROOT,
+) -> None:
+    """Run every family once, and write the README's section on them."""
+    records, strips = [], []
+    for name in IMAGE_MODELS:
+        record, full, held = draw(name, seed)
+        records.append(record)
+        strips.append((f"{name}, everything computed: {record['seconds_full']:.1f} s", full))
+        strips.append((f"{name}, {record['work']:.0%} computed: {record['seconds_scheduled']:.1f} s", held))
+    result = {"provenance": provenance(seed=seed), "pictures": records, "texts": write(seed)}
+    write_json(out / "results" / "families.json", result)
+    picture(out / "docs" / "images" / "families.png", strips)
+    insert_between(out / "README.md", BEGIN, END, markdown(result))
+
+
+if __name__ == "__main__":
+    typer.run(main)
