@@ -87,6 +87,17 @@ def test_nan_weights_are_refused_when_loaded(checkpoint):
         load(str(checkpoint))
 
 
+def test_quantised_weights_and_loras_are_told_apart(checkpoint):
+    edit(checkpoint, lambda s: s.update({"blocks.0.mlp.fc1.weight": torch.zeros(64, 16, dtype=torch.int8)}))
+    with pytest.raises(CheckpointError, match=r"blocks\.0\.mlp\.fc1\.weight is int8: dequantise"):
+        load(str(checkpoint))
+    with pytest.raises(CheckpointError, match=r"blocks\.0\.mlp\.fc1\.weight holds int8 numbers"):
+        tenuto.score(str(checkpoint))
+    edit(checkpoint, lambda s: s.update({"blocks.0.attn.proj.lora_A.weight": torch.zeros(4, 16)}))
+    with pytest.raises(CheckpointError, match="LoRA matrices: merge them"):
+        load(str(checkpoint))
+
+
 def test_a_truncated_file_is_named(checkpoint):
     file = checkpoint / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])

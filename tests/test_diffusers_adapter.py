@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from tenuto.checkpoint import ModuleTensors
 from tenuto.errors import CheckpointError, ScheduleError, TenutoError, UsageError
 from tenuto.executor import Executor, HoldingResidual
-from tenuto.integrations.diffusers import attach, scheduled, sites_of, units_of
+from tenuto.integrations.blocks import sites_of
+from tenuto.integrations.diffusers import attach, scheduled, units_of
 from tenuto.integrations.dit_weights import to_diffusers, to_original
 from tenuto.models import dit, load, open_model, unet
 from tenuto.models.architecture import ConfigError

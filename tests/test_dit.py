@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import TINY, random_dit
 
+from tenuto.integrations.dit_weights import to_diffusers
 from tenuto.models import architecture
 from tenuto.models.architecture import ConfigError
 from tenuto.models.dit import DiT, DiTConfig, infer_config, sincos_positions, units
@@ -26,27 +27,7 @@ def diffusers_twin(network: DiT):
         num_embeds_ada_norm=c.num_classes,
         norm_eps=1e-6,  # as the reference has it; diffusers' default is 1e-5
     ).eval()
-    ours, theirs = network.state_dict(), {}
-    theirs["pos_embed.proj.weight"] = ours["x_embedder.proj.weight"]
-    theirs["pos_embed.proj.bias"] = ours["x_embedder.proj.bias"]
-    for i in range(c.depth):
-        for kind in ("weight", "bias"):
-            mine, block = f"blocks.{i}", f"transformer_blocks.{i}"
-            for name, part in zip("qkv", ours[f"{mine}.attn.qkv.{kind}"].chunk(3), strict=True):
-                theirs[f"{block}.attn1.to_{name}.{kind}"] = part
-            theirs[f"{block}.attn1.to_out.0.{kind}"] = ours[f"{mine}.attn.proj.{kind}"]
-            theirs[f"{block}.ff.net.0.proj.{kind}"] = ours[f"{mine}.mlp.fc1.{kind}"]
-            theirs[f"{block}.ff.net.2.{kind}"] = ours[f"{mine}.mlp.fc2.{kind}"]
-            theirs[f"{block}.norm1.linear.{kind}"] = ours[f"{mine}.adaLN_modulation.1.{kind}"]
-            for layer, name in ((0, "linear_1"), (2, "linear_2")):
-                key = f"{block}.norm1.emb.timestep_embedder.{name}.{kind}"
-                theirs[key] = ours[f"t_embedder.mlp.{layer}.{kind}"]
-        table = ours["y_embedder.embedding_table.weight"]
-        theirs[f"{block}.norm1.emb.class_embedder.embedding_table.weight"] = table
-    for kind in ("weight", "bias"):
-        theirs[f"proj_out_1.{kind}"] = ours[f"final_layer.adaLN_modulation.1.{kind}"]
-        theirs[f"proj_out_2.{kind}"] = ours[f"final_layer.linear.{kind}"]
-    twin.load_state_dict(theirs)
+    twin.load_state_dict(to_diffusers(network.state_dict()))
     for block in twin.transformer_blocks:
         # diffusers spaces the timestep's frequencies over half − 1 intervals, the reference over half.
         block.norm1.emb.time_proj.downscale_freq_shift = 0

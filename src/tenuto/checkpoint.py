@@ -103,17 +103,26 @@ def check_shapes(path: Path, found: Mapping[str, tuple[int, ...]], expected: Map
         for verb, culprits in faults
         if culprits
     ]
+    if any("lora" in key.lower() for key in surplus):
+        sentences.append("finds LoRA matrices: merge them into the base model first")
     if sentences:
         raise CheckpointError(f"{path} does not fit its architecture. The model {'; it '.join(sentences)}.")
 
 
 def digest(tensor: Tensor) -> str:
     """A digest of one tensor's shape and exact values; the same for a bfloat16 tensor and its float32 copy."""
-    value = tensor.detach().cpu().contiguous()
-    value = value if value.dtype == torch.float64 else value.to(torch.float32)
-    sha = hashlib.sha256(str(list(value.shape)).encode())
+    value = _narrowest(tensor.detach()).cpu().contiguous()
+    sha = hashlib.sha256(f"{value.dtype} {list(value.shape)}".encode())
     sha.update(value.view(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()
+
+
+def _narrowest(tensor: Tensor) -> Tensor:
+    """The tensor in the narrowest precision that holds every value exactly."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        if tensor.dtype == dtype or (tensor.dtype.itemsize >= dtype.itemsize and torch.equal(tensor.to(dtype), tensor)):
+            return tensor.to(dtype)
+    return tensor
 
 
 def fingerprint(digests: Mapping[str, str]) -> str:

@@ -82,6 +82,9 @@ def _scaled_energies(matrix: Tensor, name: str) -> tuple[Tensor, int]:
     Squaring entries of 1e-200 or 1e200 would leave float64's range; a power of two changes no bit.
     """
     matrix = matrix.detach()
+    if not matrix.is_floating_point():
+        kind = str(matrix.dtype).removeprefix("torch.")
+        raise CheckpointError(f"{name} holds {kind} numbers: quantised weights must be dequantised first.")
     if matrix.numel() == 0:
         raise CheckpointError(f"{name} is empty (shape {tuple(matrix.shape)}), so it has no spectrum.")
     if matrix.device.type == "mps":  # no float64 there

@@ -138,9 +138,14 @@ def load(name: str, *, device: str | torch.device = "cpu", dtype: torch.dtype | 
     state = {}
     for key in stored.checkpoint.shapes:
         tensor = stored.checkpoint.read(key)
+        if not tensor.is_floating_point():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise CheckpointError(
+                f"{stored.checkpoint.path}: the tensor {key} is {kind}: dequantise the weights first."
+            )
         if not torch.isfinite(tensor).all():
             raise CheckpointError(f"{stored.checkpoint.path}: the tensor {key} holds values that are NaN or infinite.")
-        state[key] = tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None, copy=True)
+        state[key] = tensor.to(device=device, dtype=dtype, copy=True)
     with torch.device("meta"):
         network = stored.architecture.network(stored.config)
     network.load_state_dict(state, assign=True)

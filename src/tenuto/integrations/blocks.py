@@ -1,0 +1,267 @@
+"""diffusers' blocks, written against the seam: which of a denoiser's modules are units, and their forwards."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers import DiTTransformer2DModel, Transformer2DModel, UNet2DConditionModel
+from diffusers.models.attention import _chunked_feed_forward
+from diffusers.models.resnet import ResnetBlock2D
+from torch import Tensor, nn
+
+from tenuto.errors import TenutoError
+from tenuto.residual import Deferred, Residual
+from tenuto.units import Component, Matrix, Unit
+
+TEXT_TOKENS = 77  # of CLIP's prompts, which the cost of cross-attention is counted for
+SAMPLE_SIZE = 64  # what costs are counted for where a UNet's config does not say
+
+# Stages whose blocks run as pairs of (resnets[i], attentions[i]); other stages wire them differently.
+PAIRED_STAGES = (
+    "DownBlock2D",
+    "CrossAttnDownBlock2D",
+    "ResnetDownsampleBlock2D",
+    "UpBlock2D",
+    "CrossAttnUpBlock2D",
+    "ResnetUpsampleBlock2D",
+)
+MIDDLE_STAGES = ("UNetMidBlock2DCrossAttn", "UNetMidBlock2D")  # resnets[0], then (attentions[i], resnets[i + 1])
+
+Forward = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One block that holds units, and its forward, written against the seam."""
+
+    path: str
+    name: str  # what its units' names begin with
+    block: nn.Module
+    units: tuple[Unit, ...]
+    forward: Forward  # (block, name, residual, *what the block is called with)
+
+
+def sites_of(module: nn.Module) -> tuple[Site, ...]:
+    """Every block of a denoiser that holds units, in the order they run."""
+    if isinstance(module, UNet2DConditionModel):
+        found = tuple(_unet_sites(module))
+    elif isinstance(module, DiTTransformer2DModel):
+        tokens = (module.config.sample_size // module.config.patch_size) ** 2
+        found = tuple(_dit_site(i, block, tokens) for i, block in enumerate(module.transformer_blocks))
+    else:
+        raise TenutoError(
+            f"A {type(module).__name__} cannot be brought to the seam; a UNet2DConditionModel or a "
+            "DiTTransformer2DModel can."
+        )
+    if not found:
+        raise TenutoError(f"This {type(module).__name__} has no residual block that could be held.")
+    return found
+
+
+def _unet_sites(unet: Any) -> Iterator[Site]:
+    size = unet.config.sample_size or SAMPLE_SIZE
+    height, width = (size, size) if isinstance(size, int) else size
+    sizes = [(height, width)]  # of each level, finest first
+    for i, stage in enumerate(unet.down_blocks):
+        yield from _stage_sites(f"down_blocks.{i}", stage, sizes[-1])
+        if getattr(stage, "downsamplers", None) is not None:
+            sizes.append((-(-sizes[-1][0] // 2), -(-sizes[-1][1] // 2)))
+    if unet.mid_block is not None:
+        yield from _stage_sites("mid_block", unet.mid_block, sizes[-1])
+    for i, stage in enumerate(unet.up_blocks):
+        yield from _stage_sites(f"up_blocks.{i}", stage, sizes[-1])
+        if getattr(stage, "upsamplers", None) is not None:
+            sizes.pop()
+
+
+def _stage_sites(path: str, stage: Any, size: tuple[int, int]) -> Iterator[Site]:
+    kind = type(stage).__name__
+    if kind not in PAIRED_STAGES + MIDDLE_STAGES:
+        raise TenutoError(
+            f"{path} is a {kind}, whose residual branches are not known; known are "
+            f"{', '.join(PAIRED_STAGES + MIDDLE_STAGES)}."
+        )
+    resnets = [(f"{path}.resnets.{i}", block) for i, block in enumerate(stage.resnets)]
+    attentions = [(f"{path}.attentions.{i}", block) for i, block in enumerate(getattr(stage, "attentions", ()))]
+    positions = size[0] * size[1]
+    first = 1 if kind in MIDDLE_STAGES else 0
+    for name, resnet in resnets[:first]:
+        yield from _resnet_sites(name, resnet, positions)
+    for i in range(max(len(resnets) - first, len(attentions))):
+        resnet = [_resnet_sites(*found, positions) for found in resnets[first:][i : i + 1]]
+        attention = [_attention_sites(*found, positions) for found in attentions[i : i + 1]]
+        for sites in (attention + resnet) if kind in MIDDLE_STAGES else (resnet + attention):
+            yield from sites
+
+
+def _attention_sites(path: str, module: Any, tokens: int) -> Iterator[Site]:
+    if module is None:
+        return
+    if not isinstance(module, Transformer2DModel):
+        raise TenutoError(f"{path} is a {type(module).__name__}, whose residual branches are not known.")
+    for i, block in enumerate(module.transformer_blocks):
+        yield _transformer_site(f"{path}.transformer_blocks.{i}", block, tokens)
+
+
+def _transformer_site(path: str, block: Any, tokens: int) -> Site:
+    if block.norm_type != "layer_norm" or block.pos_embed is not None:
+        raise TenutoError(f"{path} normalises by {block.norm_type!r}; only layer_norm is known in a UNet.")
+    units = [_attention_unit(f"{path}.attn1", f"{path}.attn1", block.attn1, tokens)]
+    if block.attn2 is not None:
+        units.append(_attention_unit(f"{path}.attn2", f"{path}.attn2", block.attn2, tokens))
+    units.append(_mlp_unit(f"{path}.ff", f"{path}.ff", block.ff, tokens))
+    return Site(path, path, block, tuple(units), transformer_forward)
+
+
+def _dit_site(index: int, block: Any, tokens: int) -> Site:
+    """Units are named as in the original DiT, so that one schedule fits both implementations."""
+    path, name = f"transformer_blocks.{index}", f"blocks.{index}"
+    if block.norm_type != "ada_norm_zero" or block.attn2 is not None or block.pos_embed is not None:
+        raise TenutoError(f"{path} normalises by {block.norm_type!r}; only ada_norm_zero is known in a DiT.")
+    units = (
+        _attention_unit(f"{name}.attn", f"{path}.attn1", block.attn1, tokens),
+        _mlp_unit(f"{name}.mlp", f"{path}.ff", block.ff, tokens),
+    )
+    return Site(path, name, block, units, dit_forward)
+
+
+def _resnet_sites(path: str, block: Any, positions: int) -> Iterator[Site]:
+    if not isinstance(block, ResnetBlock2D):
+        raise TenutoError(f"{path} is a {type(block).__name__}, whose residual branch is not known.")
+    if block.upsample is not None or block.downsample is not None:
+        return  # changes its input's shape: not a residual update
+    convolutions = {name: getattr(block, name).weight for name in ("conv1", "conv2")}
+    components = tuple(Component("conv", {"kernel": Matrix.whole(f"{path}.{name}.weight")}) for name in convolutions)
+    flops = sum(2 * positions * kernel.numel() for kernel in convolutions.values())
+    if block.time_emb_proj is not None:
+        flops += 2 * block.time_emb_proj.weight.numel()
+    unit = Unit(path, components, float(flops))
+    yield Site(path, path, block, (unit,), resnet_forward)
+
+
+def _attention_unit(name: str, path: str, attention: Any, tokens: int) -> Unit:
+    matrices = {
+        role: Matrix.whole(f"{path}.{part}.weight")
+        for role, part in (("q", "to_q"), ("k", "to_k"), ("v", "to_v"), ("o", "to_out.0"))
+    }
+    crossing, inner = attention.is_cross_attention, attention.inner_dim
+    context = TEXT_TOKENS if crossing else tokens
+    projections = 2 * tokens * attention.query_dim * inner * 2 + 2 * context * attention.cross_attention_dim * inner * 2
+    kind = "cross_attention" if crossing else "attention"
+    component = Component(kind, matrices, head_dim=inner // attention.heads)  # type: ignore[arg-type]
+    return Unit(name, (component,), float(projections + 4 * tokens * context * inner))
+
+
+def _mlp_unit(name: str, path: str, feed_forward: Any, tokens: int) -> Unit:
+    first, last = feed_forward.net[0].proj, feed_forward.net[2]
+    matrices = {  # a gated one's input projection is value and gate stacked, as it should be
+        "w1": Matrix.whole(f"{path}.net.0.proj.weight"),
+        "w2": Matrix.whole(f"{path}.net.2.weight"),
+    }
+    flops = 2 * tokens * (first.in_features * first.out_features + last.in_features * last.out_features)
+    return Unit(name, (Component("mlp", matrices),), float(flops))
+
+
+def transformer_forward(
+    block: Any,
+    name: str,
+    residual: Residual,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None = None,
+    encoder_hidden_states: Tensor | None = None,
+    encoder_attention_mask: Tensor | None = None,
+    timestep: Tensor | None = None,
+    cross_attention_kwargs: dict[str, Any] | None = None,
+    class_labels: Tensor | None = None,
+    added_cond_kwargs: dict[str, Tensor] | None = None,
+) -> Tensor:
+    """BasicTransformerBlock with layer norms: self-attention, cross-attention, feed-forward."""
+    options = dict(cross_attention_kwargs or {})
+    grounding = options.pop("gligen", None)
+
+    def self_attention() -> Tensor:
+        context = encoder_hidden_states if block.only_cross_attention else None
+        x = block.norm1(hidden_states)
+        return block.attn1(x, encoder_hidden_states=context, attention_mask=attention_mask, **options)
+
+    def cross_attention() -> Tensor:
+        context, mask = encoder_hidden_states, encoder_attention_mask
+        return block.attn2(block.norm2(h1), encoder_hidden_states=context, attention_mask=mask, **options)
+
+    h1 = residual(f"{name}.attn1", hidden_states, self_attention)
+    if grounding is not None:
+        h1 = block.fuser(h1, grounding["objs"])
+    h2 = h1 if block.attn2 is None else residual(f"{name}.attn2", h1, cross_attention)
+    return residual(f"{name}.ff", h2, lambda: feed_forward(block, block.norm3(h2)))
+
+
+def dit_forward(
+    block: Any,
+    name: str,
+    residual: Residual,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None = None,
+    encoder_hidden_states: Tensor | None = None,
+    encoder_attention_mask: Tensor | None = None,
+    timestep: Tensor | None = None,
+    cross_attention_kwargs: dict[str, Any] | None = None,
+    class_labels: Tensor | None = None,
+    added_cond_kwargs: dict[str, Tensor] | None = None,
+) -> Tensor:
+    """BasicTransformerBlock with AdaLN-Zero: attention and feed-forward, both shifted, scaled and gated."""
+    norm1 = block.norm1
+
+    def modulation() -> tuple[Tensor, ...]:
+        c = norm1.emb(timestep, class_labels, hidden_dtype=hidden_states.dtype)
+        return norm1.linear(norm1.silu(c)).chunk(6, dim=1)
+
+    # (shift, scale, gate) of attention, then of the MLP, each [B, D]
+    m = Deferred(modulation)
+
+    def attention() -> Tensor:
+        x = norm1.norm(hidden_states) * (1 + m[1][:, None]) + m[0][:, None]
+        return block.attn1(x, attention_mask=attention_mask, **(cross_attention_kwargs or {}))
+
+    def mlp() -> Tensor:
+        return feed_forward(block, block.norm3(h1) * (1 + m[4][:, None]) + m[3][:, None])
+
+    h1 = residual(f"{name}.attn", hidden_states, attention, gate=lambda: m[2].unsqueeze(1))
+    return residual(f"{name}.mlp", h1, mlp, gate=lambda: m[5].unsqueeze(1))
+
+
+def feed_forward(block: Any, x: Tensor) -> Tensor:
+    if block._chunk_size is None:
+        return block.ff(x)
+    return _chunked_feed_forward(block.ff, x, block._chunk_dim, block._chunk_size)
+
+
+def resnet_forward(
+    block: Any,
+    name: str,
+    residual: Residual,
+    input_tensor: Tensor,
+    temb: Tensor | None = None,
+    *args: Any,  # deprecated and without effect, as in the original
+    **kwargs: Any,
+) -> Tensor:
+    """ResnetBlock2D of one resolution; a shortcut convolution is part of the stream, and stays live."""
+
+    def branch() -> Tensor:
+        x = block.conv1(block.nonlinearity(block.norm1(input_tensor)))
+        shift = temb
+        if block.time_emb_proj is not None:
+            shift = block.time_emb_proj(temb if block.skip_time_act else block.nonlinearity(temb))[:, :, None, None]
+        if block.time_embedding_norm == "scale_shift":
+            assert shift is not None
+            scale, shift = torch.chunk(shift, 2, dim=1)
+            x = block.norm2(x) * (1 + scale) + shift
+        else:
+            x = block.norm2(x if shift is None else x + shift)
+        return block.conv2(block.dropout(block.nonlinearity(x)))
+
+    live = input_tensor
+    if block.conv_shortcut is not None:
+        live = block.conv_shortcut(live.contiguous() if block.training else live)
+    h = residual(name, live, branch)
+    return h if block.output_scale_factor == 1 else h / block.output_scale_factor
