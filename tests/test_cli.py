@@ -272,3 +272,25 @@ def test_generate_by_caption_and_by_prompt(tenuto, tmp_path):
 def test_each_family_says_how_it_wants_to_be_asked(tenuto, arguments, words):
     status, _, err = tenuto("generate", *arguments)
     assert status == 2 and words in err
+
+
+def test_the_demo_tells_its_story(tenuto, tmp_path):
+    status, out, err = tenuto("demo", "--steps", 8, "--out", "demo")
+    assert status == 0, err
+    assert "█···█···" in out and "speed-up" in out and "report.html" in err
+    made = {file.name for file in (tmp_path / "demo").iterdir()}
+    assert made == {"full.png", "scheduled.png", "difference.png", "report.html", "demo.json"} | {
+        "scores.json",
+        "schedule.json",
+    }
+    page = (tmp_path / "demo" / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 3 and page.count("<svg") == 2
+    result = json.loads((tmp_path / "demo" / "demo.json").read_text())
+    assert result["work"] == 0.25 and result["psnr_mean"] > 15
+    assert {"command", "commit", "torch", "hardware", "seed", "date"} <= set(result)
+
+
+def test_a_demo_with_nothing_held_is_identical(tenuto):
+    status, out, _ = tenuto("demo", "--steps", 2, "--budget", 1.0, "--out", "demo", "--json")
+    assert status == 0
+    assert json.loads(out)["psnr_mean"] is None  # no error, so no ratio

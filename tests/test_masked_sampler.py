@@ -211,3 +211,30 @@ def test_requests_that_make_no_sense_are_refused(network: LLaDA) -> None:
 def test_an_empty_prompt_is_a_prompt(network: LLaDA) -> None:
     written = generate_tokens(network, [[], [3, 4]], steps=4, length=4, block_length=4)
     assert written.shape == (2, 4) and not (written == MASK).any()
+
+
+@pytest.mark.gpu
+def test_nothing_in_the_loop_waits_for_the_device():
+    network = make_network().cuda()
+    seen = []
+
+    def watch(rows):
+        seen.append(rows)
+        # Preparing the prompts and fetching the result may wait; between the first step and the last nothing may.
+        torch.cuda.set_sync_debug_mode("error" if len(seen) < 8 else "default")
+
+    try:
+        for options in ({}, {"temperature": 0.7, "remasking": "random"}, {"guidance": 1.0}):
+            seen.clear()
+            generate_tokens(
+                network,
+                [[1, 2, 3], [4, 5]],
+                steps=8,
+                length=16,
+                block_length=8,
+                stop_at_eos=False,
+                progress=watch,
+                **options,
+            )
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
