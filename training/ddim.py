@@ -1,12 +1,17 @@
 """Noise and its removal, written out: so that the measure of a model does not rest on the package that will hold it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tenuto.errors import UsageError
 from tenuto.models.architecture import NoiseLevels
+
+# Draws pictures and their conditions (labels, captions) on the device.
+Draw = Callable[[torch.Generator], tuple[Tensor, Tensor]]
 
 
 def alphas_cumprod(noise: NoiseLevels) -> Tensor:
@@ -20,6 +25,34 @@ def noised(x: Tensor, noise: Tensor, alpha: Tensor) -> Tensor:
     """√ᾱ x + √(1 − ᾱ) ε, with an ᾱ for each image."""
     alpha = alpha[:, None, None, None]
     return alpha.sqrt() * x + (1 - alpha).sqrt() * noise
+
+
+def noised_batches(
+    draw: Draw, levels: NoiseLevels, seed: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """(noised pictures, timesteps, conditions, noise) without end."""
+    generator = torch.Generator(device).manual_seed(seed)
+    alphas = alphas_cumprod(levels).to(device)
+    while True:
+        x, condition = draw(generator)
+        t = torch.randint(len(alphas), (len(x),), generator=generator, device=device)
+        noise = torch.randn(x.shape, generator=generator, device=device)
+        yield noised(x, noise, alphas[t]), t, condition, noise
+
+
+def noise_loss(stream: Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]) -> Callable[[Any], Tensor]:
+    """What `loop.train` minimises: how far a network is from seeing the noise in the next batch."""
+
+    def loss_of(forward: Any) -> Tensor:
+        x, t, condition, noise = next(stream)
+        return F.mse_loss(forward(x, t, condition).float(), noise)
+
+    return loss_of
+
+
+def chance(probability: float, like: Tensor, generator: torch.Generator) -> Tensor:
+    """[len(like)], true with this probability."""
+    return torch.rand(len(like), generator=generator, device=like.device) < probability
 
 
 def initial_noise(shape: Sequence[int], seed: int, start: int, stop: int) -> Tensor:

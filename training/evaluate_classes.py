@@ -1,6 +1,5 @@
 """Samples a trained DiT or U-ViT, asks a classifier what it sees, and writes figures, a picture and the card."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,8 +10,9 @@ import torch
 import typer
 from card import agreement_section, table, training_section
 from ddim import ddim, initial_noise
+from judge import accuracy, guesses
 from loop import run
-from torch import Tensor
+from torch import Tensor, nn
 
 import tenuto
 from tenuto.errors import UsageError
@@ -29,18 +29,13 @@ DESCRIPTIONS = {
 }
 
 
-def judge_for(channels: int, classifier: Path, data: Path) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor]:
+def judge_for(channels: int, classifier: Path, data: Path) -> tuple[nn.Module, Tensor, Tensor]:
     """What assigns classes to pictures in [-1, 1], and the held-out real pictures it is itself judged by."""
     if channels == 1:
         fashion = fashion_mnist.load(data)
         return load_classifier(classifier), fashion.test_images, fashion.test_labels
     cifar = cifar10.load(data)
     return load_cifar_classifier(classifier), cifar10.scaled(cifar.test_images), cifar.test_labels
-
-
-@torch.no_grad()
-def assigned(judge: Any, images: Tensor, device: torch.device) -> Tensor:
-    return torch.cat([judge(part.to(device)).argmax(1).cpu() for part in images.split(1000)])
 
 
 def draw(model: tenuto.Model, labels: Tensor, steps: int, guidance: float, seed: int, batch: int) -> Tensor:
@@ -78,15 +73,15 @@ def evaluate(
     if samples % len(names):
         raise UsageError(f"{samples} samples cannot be shared equally among {len(names)} classes.")
     judge, real, truth = judge_for(model.config.sample_shape[0], classifier, data)
-    judge = judge.to(device)  # type: ignore[attr-defined]
+    judge = judge.to(device)
     # Sample i is of class i mod 10: any first part of the samples shows every class.
     labels = torch.arange(samples) % len(names)
     images = draw(model, labels, steps, guidance, seed, batch)
-    agrees = assigned(judge, images, device) == labels
+    agrees = guesses(judge, images) == labels
     result = {
         "agreement": agrees.float().mean().item(),
         "agreement_by_class": {name: agrees[labels == i].float().mean().item() for i, name in enumerate(names)},
-        "classifier_accuracy": (assigned(judge, real, device) == truth).float().mean().item(),
+        "classifier_accuracy": accuracy(judge, real, truth),
         "held_out_images": len(real),
         "sampler": {"kind": "ddim", "eta": 0, "spacing": "leading", "steps": steps, "guidance": guidance},
         "samples": samples,

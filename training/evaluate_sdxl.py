@@ -10,12 +10,12 @@ import torch
 import typer
 from captions import COLOURS, EMPTY, NOUNS, captions, colours
 from card import agreement_section, table, training_section
-from cifar10 import DEFAULT_PATH, LABELS, SIZE, load
+from cifar10 import DEFAULT_PATH, LABELS, SIZE, load, scaled
 from ddim import alphas_cumprod, ddim, initial_noise
+from judge import accuracy, guesses
 from loop import run
 from PIL import Image
 from torch import Tensor
-from train_cifar_classifier import accuracy, guesses
 from train_sdxl import NOISE, SAMPLER, Painter
 
 import tenuto
@@ -98,14 +98,14 @@ def evaluate(
     painted = draw(
         painter, [f"a {COLOURS[c]} {NOUNS[n][0]}" for n, c in named], steps, guidance, seed + samples, batch, device
     )
-    agrees = guesses(judge, images) == labels
+    agrees = guesses(judge, scaled(images)) == labels
     colour_agreement = (colours(painted) == torch.tensor([c for _, c in named])).float().mean().item()
     result = {
         "agreement": agrees.float().mean().item(),
         "agreement_by_class": {name: agrees[labels == i].float().mean().item() for i, name in enumerate(LABELS)},
         "colour_agreement": colour_agreement,
         "measures": {"Colour agreement": f"{colour_agreement:.2%} of {len(named):,}"},
-        "classifier_accuracy": accuracy(judge, real.test_images, real.test_labels),
+        "classifier_accuracy": accuracy(judge, scaled(real.test_images), real.test_labels),
         "held_out_images": len(real.test_images),
         "sampler": {"kind": "ddim", "eta": 0, "spacing": "leading", "steps": steps, "guidance": guidance},
         "samples": samples,

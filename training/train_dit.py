@@ -1,17 +1,33 @@
 """Trains a small DiT on Fashion-MNIST for a given time, and writes it as a checkpoint the package reads."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
-import torch.nn.functional as F
 import typer
-from ddim import alphas_cumprod, noised
+from ddim import Draw, chance, noise_loss, noised_batches
 from fashion_mnist import DEFAULT_PATH, HELD_OUT, LABELS, PACKAGE, SIZE, FashionMnist, load
-from loop import Settings, Trained, run, save_record, save_weights, train
+from loop import (
+    Batch,
+    Compile,
+    Config,
+    Device,
+    Ema,
+    MaxSteps,
+    Out,
+    Rate,
+    Seconds,
+    Seed,
+    Settings,
+    Trained,
+    default_device,
+    run,
+    save_record,
+    save_weights,
+    train,
+)
 from torch import Tensor
 
 from tenuto.errors import UsageError
@@ -49,45 +65,34 @@ def parse_config(given: str | None) -> DiTConfig:
     return config
 
 
-def batches(
-    data: FashionMnist, config: DiTConfig, size: int, seed: int, device: torch.device
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """(noised images, timesteps, labels, noise) without end, drawn on the device."""
-    generator = torch.Generator(device).manual_seed(seed)
+def mirrored(x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+    """Half of the pictures mirrored, but no shoes: all shoes in the data point left, and a model should know it."""
+    mirrorable = ~torch.isin(y, torch.tensor(SHOES, device=y.device))
+    return torch.where((chance(0.5, x, generator) & mirrorable)[:, None, None, None], x.flip(-1), x)
+
+
+def pictures(data: FashionMnist, config: DiTConfig, size: int, device: torch.device) -> Draw:
     images, labels = data.train_images.to(device), data.train_labels.to(device)
-    assert ARCHITECTURE.noise is not None
-    alphas = alphas_cumprod(ARCHITECTURE.noise).to(device)
-    # All shoes in the data point left, and a model of the data should know it.
-    mirrorable = torch.ones(len(LABELS), dtype=torch.bool)
-    mirrorable[SHOES] = False
-    mirrorable = mirrorable.to(device)
 
-    def chance(probability: float) -> Tensor:
-        return torch.rand(size, generator=generator, device=device) < probability
-
-    while True:
+    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
         chosen = torch.randint(len(images), (size,), generator=generator, device=device)
         x, y = images[chosen], labels[chosen]
-        x = torch.where((chance(0.5) & mirrorable[y])[:, None, None, None], x.flip(-1), x)
+        x = mirrored(x, y, generator)
         if config.class_dropout_prob > 0:
-            y = y.masked_fill(chance(config.class_dropout_prob), config.null_class)
-        t = torch.randint(len(alphas), (size,), generator=generator, device=device)
-        noise = torch.randn(x.shape, generator=generator, device=device)
-        yield noised(x, noise, alphas[t]), t, y, noise
+            y = y.masked_fill(chance(config.class_dropout_prob, y, generator), config.null_class)
+        return x, y
+
+    return draw
 
 
 def train_dit(data: FashionMnist, config: DiTConfig, settings: Settings, device: torch.device) -> Trained:
     torch.manual_seed(settings.seed)
     network = DiT(config)
     network.initialize_weights()
-    network = network.to(device)
-    stream = batches(data, config, settings.batch, settings.seed, device)
-
-    def loss_of(forward: Any) -> Tensor:
-        x, t, y, noise = next(stream)
-        return F.mse_loss(forward(x, t, y).float(), noise)
-
-    return train(network, loss_of, settings)
+    assert ARCHITECTURE.noise is not None
+    draw = pictures(data, config, settings.batch, device)
+    stream = noised_batches(draw, ARCHITECTURE.noise, settings.seed, device)
+    return train(network.to(device), noise_loss(stream), settings)
 
 
 def save(out: Path, trained: Trained, config: DiTConfig, settings: Settings) -> None:
@@ -98,23 +103,21 @@ def save(out: Path, trained: Trained, config: DiTConfig, settings: Settings) -> 
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="The directory to write.")],
-    seconds: Annotated[float, typer.Option(min=0.001, help="How long to train; compiling is not counted.")],
+    out: Out,
+    seconds: Seconds,
     data: Annotated[Path, typer.Option(help="The file made by fashion_mnist.py.")] = DEFAULT_PATH,
-    config: Annotated[str | None, typer.Option(help="JSON, or a JSON file; the shipped model's if not given.")] = None,
-    batch: Annotated[int, typer.Option(min=1)] = 512,
-    lr: Annotated[float, typer.Option(help="The peak learning rate.")] = 1e-3,
-    ema: Annotated[float, typer.Option(min=0, max=1, help="The decay of the weights' average.")] = 0.9995,
-    device: Annotated[str, typer.Option()] = "cuda" if torch.cuda.is_available() else "cpu",
-    seed: Annotated[int, typer.Option()] = 0,
-    compile: Annotated[bool, typer.Option()] = True,
-    max_steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many steps, if sooner.")] = None,
+    config: Config = None,
+    batch: Batch = 512,
+    lr: Rate = 1e-3,
+    ema: Ema = 0.9995,
+    device: Device = default_device(),
+    seed: Seed = 0,
+    compile: Compile = True,
+    max_steps: MaxSteps = None,
 ) -> None:
     """Train a DiT on Fashion-MNIST. Ctrl-C ends the training early and saves what it has."""
-    torch.set_float32_matmul_precision("high")
-    dit, place = parse_config(config), torch.device(device)
-    settings = Settings(seconds, batch, lr, ema, seed, compile, max_steps)
-    save(out, train_dit(load(data), dit, settings, place), dit, settings)
+    dit, settings = parse_config(config), Settings(seconds, batch, lr, ema, seed, compile, max_steps)
+    save(out, train_dit(load(data), dit, settings, torch.device(device)), dit, settings)
 
 
 if __name__ == "__main__":

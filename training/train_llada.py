@@ -27,7 +27,24 @@ from llada_text import (
     rows,
     sentence_starts,
 )
-from loop import Settings, Trained, run, save_record, save_weights, train
+from loop import (
+    Compile,
+    Config,
+    Device,
+    Ema,
+    MaxSteps,
+    Out,
+    Rate,
+    Seconds,
+    Seed,
+    Settings,
+    Trained,
+    default_device,
+    run,
+    save_record,
+    save_weights,
+    train,
+)
 from torch import Tensor
 
 from tenuto.errors import UsageError
@@ -205,23 +222,25 @@ def save(out: Path, trained: Trained, config: LLaDAConfig, settings: Settings, c
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="The directory to write.")],
-    seconds: Annotated[float, typer.Option(min=0.001, help="How long to train; compiling is not counted.")],
+    out: Out,
+    seconds: Seconds,
     data: Annotated[Path, typer.Option(help="The file made by llada_text.py.")] = DEFAULT_PATH,
-    config: Annotated[str | None, typer.Option(help="JSON, or a JSON file; the shipped model's if not given.")] = None,
+    config: Config = None,
     batch: Annotated[int, typer.Option(min=4, help=f"Rows of {LONG} tokens, or their worth in shorter ones.")] = 256,
-    lr: Annotated[float, typer.Option(help="The peak learning rate.")] = 1e-3,
-    ema: Annotated[float, typer.Option(min=0, max=1, help="The decay of the weights' average.")] = 0.9995,
-    device: Annotated[str, typer.Option()] = "cuda" if torch.cuda.is_available() else "cpu",
-    seed: Annotated[int, typer.Option()] = 0,
-    compile: Annotated[bool, typer.Option()] = True,
-    max_steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many steps, if sooner.")] = None,
+    lr: Rate = 1e-3,
+    ema: Ema = 0.9995,
+    device: Device = default_device(),
+    seed: Seed = 0,
+    compile: Compile = True,
+    max_steps: MaxSteps = None,
 ) -> None:
     """Train a LLaDA on books and tasks. Ctrl-C ends the training early and saves what it has."""
-    torch.set_float32_matmul_precision("high")
-    llada, place, corpus = parse_config(config), torch.device(device), load(data)
-    settings = Settings(seconds, batch, lr, ema, seed, compile, max_steps)
-    save(out, train_llada(corpus, llada, settings, place), llada, settings, corpus)
+    llada, corpus, settings = (
+        parse_config(config),
+        load(data),
+        Settings(seconds, batch, lr, ema, seed, compile, max_steps),
+    )
+    save(out, train_llada(corpus, llada, settings, torch.device(device)), llada, settings, corpus)
 
 
 if __name__ == "__main__":

@@ -4,17 +4,33 @@ It is written in diffusers' layout: `unet/`, `text_encoder/` and `scheduler/` in
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-import torch.nn.functional as F
 import typer
 from captions import COLOURS, EMPTY, NOUNS, captions, colours, vocabulary
 from cifar10 import DEFAULT_PATH, PACKAGE, SIZE, Cifar10, load, scaled
-from ddim import alphas_cumprod, noised
-from loop import Settings, Trained, run, save_record, save_weights, train
+from ddim import Draw, chance, noise_loss, noised_batches
+from loop import (
+    Batch,
+    Compile,
+    Config,
+    Device,
+    Ema,
+    MaxSteps,
+    Out,
+    Rate,
+    Seconds,
+    Seed,
+    Settings,
+    Trained,
+    default_device,
+    run,
+    save_record,
+    save_weights,
+    train,
+)
 from torch import Tensor, nn
 
 from tenuto.errors import UsageError
@@ -104,44 +120,32 @@ def caption_table(encoder: TextEncoder) -> Tensor:
     )
 
 
-def batches(
-    data: Cifar10, encoder: TextEncoder, size: int, seed: int, device: torch.device
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """(noised images, timesteps, captions' token ids, noise) without end, drawn on the device."""
-    generator = torch.Generator(device).manual_seed(seed)
+def pictures(data: Cifar10, encoder: TextEncoder, size: int, device: torch.device) -> Draw:
     images, labels = data.train_images.to(device), data.train_labels.to(device)
-    seen, table = colours(data.train_images).to(device), caption_table(encoder).to(device)
-    empty, alphas = encoder.tokenize([EMPTY]).to(device), alphas_cumprod(NOISE).to(device)
+    seen, captioned = colours(data.train_images).to(device), caption_table(encoder).to(device)
+    empty = encoder.tokenize([EMPTY]).to(device)
 
-    def chance(probability: float) -> Tensor:
-        return torch.rand(size, generator=generator, device=device) < probability
+    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        def below(bound: int) -> Tensor:
+            return torch.randint(bound, (size,), generator=generator, device=device)
 
-    def below(bound: int) -> Tensor:
-        return torch.randint(bound, (size,), generator=generator, device=device)
-
-    while True:
         chosen = below(len(images))
         x = scaled(images[chosen])
-        x = torch.where(chance(0.5)[:, None, None, None], x.flip(-1), x)
-        colour = torch.where(chance(COLOUR_SHARE), 1 + seen[chosen], 0)
-        ids = table[labels[chosen], colour, below(table.shape[2])]
-        ids = torch.where(chance(EMPTY_SHARE)[:, None], empty, ids)
-        t = below(NOISE.timesteps)
-        noise = torch.randn(x.shape, generator=generator, device=device)
-        yield noised(x, noise, alphas[t]).contiguous(memory_format=torch.channels_last), t, ids, noise
+        x = torch.where(chance(0.5, x, generator)[:, None, None, None], x.flip(-1), x)
+        colour = torch.where(chance(COLOUR_SHARE, x, generator), 1 + seen[chosen], 0)
+        ids = captioned[labels[chosen], colour, below(captioned.shape[2])]
+        ids = torch.where(chance(EMPTY_SHARE, x, generator)[:, None], empty, ids)
+        return x.contiguous(memory_format=torch.channels_last), ids
+
+    return draw
 
 
 def train_painter(data: Cifar10, config: dict[str, Any], settings: Settings, device: torch.device) -> Trained:
     torch.manual_seed(settings.seed)
     painter = make_painter(config).to(device)
     painter.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    stream = batches(data, painter.text_encoder, settings.batch, settings.seed, device)
-
-    def loss_of(forward: Any) -> Tensor:
-        x, t, ids, noise = next(stream)
-        return F.mse_loss(forward(x, t, ids).float(), noise)
-
-    return train(painter, loss_of, settings)
+    draw = pictures(data, painter.text_encoder, settings.batch, device)
+    return train(painter, noise_loss(noised_batches(draw, NOISE, settings.seed, device)), settings)
 
 
 def part(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
@@ -176,23 +180,21 @@ def save(out: Path, trained: Trained, config: dict[str, Any], settings: Settings
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="The directory to write.")],
-    seconds: Annotated[float, typer.Option(min=0.001, help="How long to train; compiling is not counted.")],
+    out: Out,
+    seconds: Seconds,
     data: Annotated[Path, typer.Option(help="The file made by cifar10.py.")] = DEFAULT_PATH,
-    config: Annotated[str | None, typer.Option(help="JSON, or a JSON file; the shipped model's if not given.")] = None,
-    batch: Annotated[int, typer.Option(min=1)] = 512,
-    lr: Annotated[float, typer.Option(help="The peak learning rate.")] = 6e-4,
-    ema: Annotated[float, typer.Option(min=0, max=1, help="The decay of the weights' average.")] = 0.9995,
-    device: Annotated[str, typer.Option()] = "cuda" if torch.cuda.is_available() else "cpu",
-    seed: Annotated[int, typer.Option()] = 0,
-    compile: Annotated[bool, typer.Option()] = True,
-    max_steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many steps, if sooner.")] = None,
+    config: Config = None,
+    batch: Batch = 512,
+    lr: Rate = 6e-4,
+    ema: Ema = 0.9995,
+    device: Device = default_device(),
+    seed: Seed = 0,
+    compile: Compile = True,
+    max_steps: MaxSteps = None,
 ) -> None:
     """Train an SDXL in miniature on CIFAR-10. Ctrl-C ends the training early and saves what it has."""
-    torch.set_float32_matmul_precision("high")
     unet, settings = parse_config(config), Settings(seconds, batch, lr, ema, seed, compile, max_steps)
-    trained = train_painter(load(data), unet, settings, torch.device(device))
-    save(out, trained, unet, settings)
+    save(out, train_painter(load(data), unet, settings, torch.device(device)), unet, settings)
 
 
 if __name__ == "__main__":
