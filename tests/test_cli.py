@@ -178,7 +178,70 @@ def test_an_output_that_cannot_be_written_is_named(tenuto, model, tmp_path):
     (tmp_path / "file").write_text("in the way")
     status, _, err = tenuto("score", model, "-o", "file/scores.json")
     assert status == 1
-    assert "Cannot write file/scores.json" in err
+    assert "Cannot write file/" in err and "scores.json" in err
+    (tmp_path / "folder").mkdir()
+    status, _, err = tenuto("score", model, "-o", "folder")
+    assert status == 1 and "Cannot write folder: it is a directory" in err
+    assert not list(tmp_path.glob("*.journal")) and not list(tmp_path.glob(".*"))
+
+
+def test_a_failed_scoring_leaves_nothing_behind(tenuto, model, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(model / "model.safetensors")
+    state["blocks.1.mlp.fc1.weight"][0, 0] = float("nan")
+    save_file(state, model / "model.safetensors")
+    status, _, err = tenuto("score", model, "-o", "scores.json")
+    assert status == 1 and "blocks.1.mlp.fc1.weight" in err
+    assert {file.name for file in tmp_path.iterdir()} == {"model"}
+
+
+def test_brackets_in_a_path_are_no_markup(tenuto, tmp_path):
+    write_checkpoint(tmp_path / "dit[v2]", random_dit())
+    status, out, err = tenuto("score", "dit[v2]", "-o", "scores[v2].json")
+    assert status == 0 and "dit[v2]: 6 units" in out and "Wrote scores[v2].json" in err
+    assert "dit[v2]" in tenuto("schedule", "scores[v2].json", "--steps", 4)[1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("schedule", "model", "--steps", "4", "--policy", "lifetimes", "--tau", "inf"),
+        ("score", "model", "--eta", "inf"),
+        ("generate", "model", "-o", "x", "--guidance", "inf"),
+        ("generate", "model", "-o", "x", "--class", "²"),
+        ("generate", "model", "-o", "x", "--seed", "-1"),
+        ("generate", "model", "-o", "x", "--device", "meta"),
+        ("generate", "model", "-o", "x", "--length", "8"),
+        ("generate", "model", "-o", "x", "--chat"),
+        ("generate", "model", "-o", "x", "--steps", "600"),
+    ],
+)
+def test_odd_values_are_refused_before_any_work(tenuto, model, tmp_path, arguments):
+    status, _, err = tenuto(*arguments)
+    assert status == 2 and "Traceback" not in err
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_examples_of_the_readme_and_of_help_run(tenuto, monkeypatch, tmp_path):
+    import re
+    import shlex
+    from pathlib import Path
+
+    import tenuto as package
+    from tenuto.cli.app import app
+
+    readme = (Path(package.__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    block = re.search(r"## On the command line\n\n```\n(.*?)```", readme, flags=re.DOTALL).group(1)
+    lines = [shlex.split(line, comments=True)[1:] for line in block.splitlines()]
+    for command in app.registered_commands:
+        for example in command.epilog.removeprefix("Example: ").split(" · "):
+            lines.append(shlex.split(example)[1:])
+    tenuto("schedule", "tiny-dit", "--steps", 50, "-o", "schedule.json")
+    for line in lines:
+        shorter = ["--steps", "6"] if line[0] in ("demo",) else []
+        status, _, err = tenuto(*line, *shorter)
+        assert status == 0, (line, err)
 
 
 def test_ctrl_c_keeps_what_was_finished(tenuto, model, tmp_path, monkeypatch):

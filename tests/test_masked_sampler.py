@@ -11,7 +11,7 @@ from torch import Tensor
 from tenuto.errors import UsageError
 from tenuto.executor import Executor
 from tenuto.models.llada import LLaDA, LLaDAConfig, units
-from tenuto.samplers.masked import MaskedSampling, generate_tokens, write_most_confident
+from tenuto.samplers.masked import MaskedSampling, generate_tokens, most_confident
 from tenuto.schedules import Schedule
 from tests.test_llada import TINY, make_network
 
@@ -96,7 +96,10 @@ def test_every_step_is_one_evaluation_of_the_block_alone(network: LLaDA) -> None
     watched.load_state_dict(network.state_dict())
     seen: list[int] = []
     generate_tokens(watched, PROMPTS[:2], steps=4, length=8, block_length=4, stop_at_eos=False, progress=seen.append)
-    assert [positions for _, positions, _ in calls] == [[5, 6, 7, 8]] * 2 + [[9, 10, 11, 12]] * 2
+    asked = [positions for _, positions, _ in calls]
+    assert [len(row) for positions in asked for row in positions] == [4, 4, 2, 2, 4, 4, 2, 2]
+    assert all(5 <= place <= 8 for positions in asked[:2] for row in positions for place in row)
+    assert all(9 <= place <= 12 for positions in asked[2:] for row in positions for place in row)
     assert all(shape == (2, 13) for shape, _, _ in calls)
     assert calls[0][2].tolist() == [[True] * 13, [False] * 3 + [True] * 10]
     assert seen == [2] * 4
@@ -165,12 +168,27 @@ def test_writing_stops_between_blocks_once_every_row_has_ended() -> None:
 
 
 def test_of_equally_confident_guesses_the_left_ones_are_written() -> None:
-    block = torch.tensor([[MASK, 7, MASK, MASK, MASK]])
-    guesses = torch.tensor([[11, 12, 13, 14, 15]])
-    equal = torch.full((1, 5), 0.5)
-    assert write_most_confident(block, guesses, equal, 2, MASK).tolist() == [[11, 7, 13, MASK, MASK]]
-    surer = torch.tensor([[0.5, 0.9, 0.5, 0.5, 0.6]])
-    assert write_most_confident(block, guesses, surer, 2, MASK).tolist() == [[11, 7, MASK, MASK, 15]]
+    assert most_confident(torch.full((1, 5), 0.5), 2).tolist() == [[0, 1]]
+    assert most_confident(torch.tensor([[0.5, 0.9, 0.5, 0.5, 0.6]]), 3).tolist() == [[1, 4, 0]]
+
+
+def test_logits_are_asked_for_only_where_something_can_still_be_written(network: LLaDA) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    class Watched(Executor):
+        def start(self) -> Any:
+            evaluate = super().start()
+
+            def watched(tokens: Tensor, **named: Any) -> Tensor:
+                positions = named["positions"]
+                asked.append(tuple(positions.shape))
+                assert (tokens.gather(1, positions) == MASK).all()
+                return evaluate(tokens, **named)
+
+            return watched
+
+    generate_tokens(Watched(network), PROMPTS[:2], steps=4, length=8, block_length=4, stop_at_eos=False)
+    assert asked == [(2, 4), (2, 2), (2, 4), (2, 2)]
 
 
 def test_shares_are_even_and_the_remainder_comes_first() -> None:

@@ -73,8 +73,8 @@ def test_both_solvers_evaluate_once_a_step(model):
 
 def test_guidance_by_hand():
     noise = torch.tensor([[[[1.0]], [[2.0]]], [[[0.0]], [[5.0]]]])  # conditional, then unconditional; two channels
-    assert guide(noise, Sampling(guidance=3)).flatten().tolist() == [3.0, 5 + 3 * (2 - 5)]
-    assert guide(noise, Sampling(guidance=3, guided_channels=1)).flatten().tolist() == [3.0, 2.0]
+    assert guide(noise, 3).flatten().tolist() == [3.0, 5 + 3 * (2 - 5)]
+    assert guide(noise, 3, channels=1).flatten().tolist() == [3.0, 2.0]
 
 
 def test_without_guidance_the_null_class_is_not_evaluated(model):
@@ -101,6 +101,9 @@ def test_a_model_with_learned_variance_gives_samples_of_its_input_channels(tmp_p
         ({"classes": [0], "steps": 0}, "between 1 and 1000"),
         ({"classes": [0], "solver": "euler"}, "ddim or dpm"),
         ({"classes": [0], "guidance": -1.0}, "negative"),
+        ({"classes": [0], "guidance": float("inf")}, "infinite"),
+        ({"classes": [0], "steps": 600}, "begin at timestep 599"),
+        ({"classes": [0], "steps": 1000, "solver": "dpm++"}, "repeat"),
     ],
 )
 def test_requests_that_make_no_sense(model, options, message):

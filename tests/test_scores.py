@@ -183,12 +183,17 @@ def test_module_tensors_are_those_of_the_state_dict(network):
 
 def test_an_interrupted_scoring_goes_on_where_it_stopped(checkpoint, tmp_path, monkeypatch):
     from tenuto import scores as module
+    from tenuto.api import journal_of
+    from tenuto.models import open_model
 
     complete = tenuto.score(str(checkpoint))
-    journal, computed = tmp_path / ".scores.json.journal", []
+    path, computed = tmp_path / "scores.json.journal", []
 
-    def counting(weight, eta, name, limit=5):
-        if len(computed) == limit:
+    def score():
+        return tenuto.score(str(checkpoint), journal=journal_of(path, open_model(str(checkpoint)), 1e-6))
+
+    def counting(weight, eta, name):
+        if len(computed) == 5:
             raise KeyboardInterrupt
         computed.append(name)
         return original(weight, eta, name)
@@ -196,18 +201,24 @@ def test_an_interrupted_scoring_goes_on_where_it_stopped(checkpoint, tmp_path, m
     original = module.spectrum
     monkeypatch.setattr(module, "spectrum", counting)
     with pytest.raises(KeyboardInterrupt):
-        tenuto.score(str(checkpoint), journal=journal)
-    with journal.open("a") as file:
+        score()
+    with path.open("a") as file:
         file.write('{"half a li')  # as a killed process leaves it
     monkeypatch.setattr(module, "spectrum", lambda *args: computed.append(args[2]) or original(*args))
-    assert tenuto.score(str(checkpoint), journal=journal) == complete
+    assert score() == complete
     assert len(computed) == len(set(computed))  # nothing was computed twice
-    assert not journal.exists()
+    assert score() == complete and len(computed) == len(set(computed))  # the notes stay until the result is safe
 
 
-def test_a_journal_of_other_weights_is_not_believed(checkpoint, tmp_path, monkeypatch):
-    from tenuto.journal import Journal
+@pytest.mark.parametrize("text", ["", "3\n", '{"job": {"model": "another"}}\n', "\x80\x81", '{"job"'])
+def test_a_journal_of_other_weights_or_of_nonsense_is_not_believed(checkpoint, tmp_path, text):
+    from tenuto.api import journal_of
+    from tenuto.models import open_model
 
-    journal = tmp_path / "journal"
-    Journal(journal, {"model": "another"})["blocks.0.attn.qkv.weight"] = {"digests": {}, "spectra": []}
+    path = tmp_path / "journal"
+    path.write_text(text, encoding="latin-1")
+    journal = journal_of(path, open_model(str(checkpoint)), 1e-6)
+    journal.note("blocks.0.attn.qkv.weight", {"spectra": []})  # nor is a note of another shape
     assert tenuto.score(str(checkpoint), journal=journal) == tenuto.score(str(checkpoint))
+    journal.done()
+    assert not path.exists()

@@ -76,20 +76,18 @@ def ddim(
     levels: NoiseLevels,
     steps: int,
     guidance: float,
-    offset: int = 0,
-    end: float = 1.0,
 ) -> Tensor:
     """DDIM with η = 0 and classifier-free guidance; nothing is clipped.
 
-    predict  (x, t) -> the noise it sees with its condition, and without
-    end      ᾱ after the last step
+    `predict(x, t)` gives the noise it sees with its condition, and without.
     """
     alphas = alphas_cumprod(levels).to(noise.device)
+    end = torch.ones((), device=noise.device) if levels.ends_clean else alphas[0]
     x = noise
-    for t in timesteps(steps, levels.timesteps, offset):
+    for t in timesteps(steps, levels.timesteps, levels.offset):
         previous = t - levels.timesteps // steps
         alpha = alphas[t]
-        alpha_previous = alphas[previous] if previous >= 0 else torch.tensor(end, device=noise.device)
+        alpha_previous = alphas[previous] if previous >= 0 else end
         conditional, unconditional = predict(x, torch.full((len(x),), t, device=noise.device))
         epsilon = unconditional + guidance * (conditional - unconditional)
         clean = (x - (1 - alpha).sqrt() * epsilon) / alpha.sqrt()

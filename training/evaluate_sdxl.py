@@ -11,12 +11,12 @@ import typer
 from captions import COLOURS, EMPTY, NOUNS, captions, colours
 from card import agreement_section, table, training_section
 from cifar10 import DEFAULT_PATH, LABELS, SIZE, load, scaled
-from ddim import alphas_cumprod, ddim, initial_noise
+from ddim import ddim, initial_noise
 from judge import accuracy, guesses
 from loop import run
 from PIL import Image
 from torch import Tensor
-from train_sdxl import NOISE, SAMPLER, Painter
+from train_sdxl import Painter
 
 import tenuto
 from tenuto.errors import UsageError
@@ -24,6 +24,7 @@ from tenuto.files import read_json, replacing, write_json, write_text
 from tenuto.measure.cifar_classifier import load_cifar_classifier
 from tenuto.models import open_model
 from tenuto.models.text_encoder import load_text_encoder
+from tenuto.models.unet import NOISE
 from tenuto.provenance import provenance
 
 COLUMNS = 8  # of the picture: samples of each class
@@ -44,8 +45,7 @@ def sample(painter: Painter, noise: Tensor, ids: Tensor, steps: int, guidance: f
         conditional, unconditional = painter(torch.cat([x, x]), torch.cat([t, t]), both).chunk(2)
         return conditional, unconditional
 
-    end = float(alphas_cumprod(NOISE)[0])  # SDXL's sampler ends at the least noise there is, not at none
-    return ddim(predict, noise, NOISE, steps, guidance, SAMPLER["steps_offset"], end)
+    return ddim(predict, noise, NOISE, steps, guidance)
 
 
 def to_bytes(images: Tensor) -> Tensor:

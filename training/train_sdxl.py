@@ -36,9 +36,8 @@ from torch import Tensor, nn
 from tenuto.errors import UsageError
 from tenuto.files import read_json, write_json
 from tenuto.integrations.diffusers import build
-from tenuto.models.architecture import NoiseLevels
 from tenuto.models.text_encoder import TextConfig, TextEncoder
-from tenuto.models.unet import UNetConfig
+from tenuto.models.unet import NOISE, UNetConfig
 
 TEXT = TextConfig(vocabulary=tuple(vocabulary()))
 SHIPPED: dict[str, Any] = {  # SDXL base, narrower, with fewer transformer layers, and in pixels
@@ -58,9 +57,6 @@ SHIPPED: dict[str, Any] = {  # SDXL base, narrower, with fewer transformer layer
     "addition_time_embed_dim": 32,
     "projection_class_embeddings_input_dim": 6 * 32 + TEXT.width,
 }
-NOISE = NoiseLevels("scaled_linear", 0.00085, 0.012)  # SDXL's
-SAMPLER: dict[str, Any] = {"timestep_spacing": "leading", "steps_offset": 1, "clip_sample": False}
-SAMPLER["set_alpha_to_one"] = False
 TIME_IDS = (SIZE, SIZE, 0, 0, SIZE, SIZE)  # original size, crop, target size: always the same here
 EMPTY_SHARE = 0.1  # of captions left empty, for guidance
 COLOUR_SHARE = 0.5  # of captions that name the colour
@@ -168,7 +164,10 @@ def save(out: Path, trained: Trained, config: dict[str, Any], settings: Settings
         "beta_start": NOISE.start,
         "beta_end": NOISE.end,
         "prediction_type": "epsilon",
-        **SAMPLER,
+        "timestep_spacing": "leading",
+        "steps_offset": NOISE.offset,
+        "set_alpha_to_one": NOISE.ends_clean,
+        "clip_sample": False,
     }
     write_json(out / "scheduler" / "scheduler_config.json", scheduler)
     save_record(

@@ -40,6 +40,7 @@ SHIPPED = UViTConfig(
     num_heads=4,
     mlp_ratio=4.0,
     num_classes=len(LABELS) + 1,
+    first_timestep=0,
 )
 CLASS_DROPOUT = 0.1  # of labels replaced by the null class, for guidance
 

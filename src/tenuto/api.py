@@ -1,16 +1,17 @@
 """The two decisions of the package as functions: score a model, and schedule it."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 
-from tenuto import policies
+from tenuto import __version__, policies
 from tenuto.checkpoint import ModuleTensors
 from tenuto.errors import UsageError
 from tenuto.journal import Journal
-from tenuto.models import Model, open_model
+from tenuto.models import Model, Stored, open_model
 from tenuto.schedules import Hold, Reuse, Schedule
 from tenuto.scores import Progress, Scores, score_tensors, silent
 from tenuto.spectrum import ETA
@@ -19,48 +20,40 @@ Policy = Literal["refresh", "lifetimes"]
 
 
 def score(
-    model: Model | str,
+    model: Model | str | Path,
     *,
     eta: float = ETA,
     device: str | torch.device | None = None,
     progress: Progress = silent,
-    journal: Path | None = None,
+    journal: Journal | None = None,
 ) -> Scores:
     """The score of every unit: of a loaded model, or of a checkpoint (name, path, hub id) without building it.
 
-    `journal` names a file in which finished tensors of a checkpoint are noted, so that an interrupted call goes on
-    where it stopped; it is removed when the scores are complete.
+    In a `journal` (see `journal_of`) finished tensors are noted, so that an interrupted call goes on where it stopped.
     """
-    if isinstance(model, str):
-        stored = open_model(model)
-        job = {"model": model, "eta": eta, "files": stored.checkpoint.files_seen()}
-        notes = Journal(journal, job) if journal else None
-        scores = score_tensors(
-            stored.checkpoint,
-            stored.units,
-            model=model,
-            architecture=stored.architecture.name,
-            eta=eta,
-            device=device,
-            progress=progress,
-            journal=notes,
-        )
-        if notes:
-            notes.done()
-        return scores
+    if not 0 < eta < math.inf:
+        raise UsageError(f"η must be positive and finite, not {eta}.")
+    known = model if isinstance(model, Model) else open_model(str(model))
     return score_tensors(
-        ModuleTensors(model.network),
-        model.units,
-        model=model.name,
-        architecture=model.architecture.name,
+        known.checkpoint if isinstance(known, Stored) else ModuleTensors(known.network),
+        known.units,
+        model=known.name,
+        architecture=known.architecture.name,
         eta=eta,
         device=device,
         progress=progress,
+        journal=journal,
     )
 
 
+def journal_of(path: Path, stored: Stored, eta: float) -> Journal:
+    """Where to note the scoring of a checkpoint; another checkpoint's, η's or version's notes do not count."""
+    files = stored.checkpoint.files_seen()
+    return Journal(path, {"version": __version__, "model": stored.name, "eta": eta, "files": files})
+
+
 def schedule(
-    source: Scores | Model | str,
+    source: Scores | Model | str | Path,
     steps: int,
     *,
     policy: Policy = "refresh",

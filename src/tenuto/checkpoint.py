@@ -5,6 +5,7 @@ A checkpoint is a directory (`config.json` and safetensors, one file or many) or
 
 import hashlib
 import pickle
+import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -139,7 +140,7 @@ def _safetensors_in(directory: Path) -> list[Path]:
     # Plain files before variants (….fp16…), which are the same weights in less precision.
     for index in sorted(directory.glob("*.safetensors.index*.json"), key=lambda file: (len(file.name), file)):
         names = read_json(index, "safetensors index").get("weight_map")
-        if not isinstance(names, dict) or not names:
+        if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
             raise CheckpointError(f'{index} has no "weight_map" that says which file holds which tensor.')
         files = [directory / name for name in dict.fromkeys(names.values())]
         for file in files:
@@ -179,7 +180,8 @@ def _open_safetensors(file: Path) -> list[tuple[str, tuple[int, ...], Callable[[
 def _open_pickle(file: Path) -> list[tuple[str, tuple[int, ...], Callable[[], Tensor]]]:
     state: Any
     try:
-        state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        mappable = zipfile.is_zipfile(file)  # files from before torch 1.6 are not
+        state = torch.load(file, map_location="cpu", weights_only=True, mmap=mappable)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
         raise CheckpointError(
             f"{file} is not a checkpoint of plain tensors that can be read safely, or not whole: "
@@ -188,6 +190,6 @@ def _open_pickle(file: Path) -> list[tuple[str, tuple[int, ...], Callable[[], Te
     for nest in NESTS:
         if isinstance(state, dict) and isinstance(state.get(nest), dict):
             state = state[nest]
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
         raise CheckpointError(f"{file} does not hold a flat dictionary of tensors, nor one under {' / '.join(NESTS)}.")
     return [(key, tuple(value.shape), partial(torch.Tensor.detach, value)) for key, value in state.items()]

@@ -90,7 +90,7 @@ class HoldingResidual:
             result.add_(value, alpha=weight)
         if gate is not None:
             result.mul_(gate())
-        return result.add_(h)
+        return result.add_(h) if result.dtype == h.dtype else h + result
 
 
 def extrapolation_weights(nodes: Sequence[int], at: int) -> list[float]:

@@ -31,6 +31,15 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def check_writable(path: Path) -> None:
+    """Fail now rather than after the work whose result is to be written there."""
+    if path.is_dir():
+        raise TenutoError(f"Cannot write {path}: it is a directory.")
+    with replacing(path.parent / f".{path.name}.probe") as probe:
+        probe.touch()
+    (path.parent / f".{path.name}.probe").unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

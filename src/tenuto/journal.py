@@ -11,50 +11,50 @@ from tenuto.errors import TenutoError
 
 
 class Journal:
-    """`name -> value` on disk, for one job; what another job wrote is ignored and overwritten."""
+    """`name -> object` on disk, for one job; what another job wrote, or cannot be read, is not believed."""
 
     def __init__(self, path: Path, job: dict[str, Any]) -> None:
         self.path = path
-        self._finished: dict[str, Any] = {}
+        self._finished: dict[str, dict[str, Any]] = {}
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        lines = [_parsed(line) for line in text.splitlines()]
+        goes_on = bool(lines) and lines[0] == {"job": job}
+        for entry in lines[1:] if goes_on else []:
+            self._finished.update({name: value for name, value in entry.items() if isinstance(value, dict)})
         try:
-            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-            if lines and self._parsed(lines[0]) == {"job": job}:
-                for line in lines[1:]:
-                    if (entry := self._parsed(line)) is not None:
-                        self._finished.update(entry)
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("w", encoding="utf-8")
-            self._write({"job": job})
-            for name, value in self._finished.items():
-                self._write({name: value})
+            self._file = path.open("a" if goes_on else "w", encoding="utf-8")
         except OSError as error:
             raise TenutoError(f"Cannot write {path}: {error.strerror or error}.") from error
+        self._write("\n" if goes_on and not text.endswith("\n") else "")
+        if not goes_on:
+            self._write(json.dumps({"job": job}) + "\n")
 
-    @staticmethod
-    def _parsed(line: str) -> Any:
-        try:
-            return json.loads(line)
-        except json.JSONDecodeError:  # the line that was being written when the job ended
-            return None
+    def get(self, name: str) -> dict[str, Any]:
+        """What was noted under a name, or nothing."""
+        return self._finished.get(name, {})
 
-    def _write(self, entry: dict[str, Any]) -> None:
-        self._file.write(json.dumps(entry) + "\n")
-        self._file.flush()
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._finished
-
-    def __getitem__(self, name: str) -> Any:
-        return self._finished[name]
-
-    def __setitem__(self, name: str, value: Any) -> None:
+    def note(self, name: str, value: dict[str, Any]) -> None:
         self._finished[name] = value
+        self._write(json.dumps({name: value}) + "\n")
+
+    def done(self) -> None:
+        """The result is safe elsewhere, or the job cannot succeed: nothing is left to take up."""
+        self._file.close()
+        self.path.unlink(missing_ok=True)
+
+    def _write(self, text: str) -> None:
         try:
-            self._write({name: value})
+            self._file.write(text)
+            self._file.flush()
         except OSError as error:
             raise TenutoError(f"Cannot write {self.path}: {error.strerror or error}.") from error
 
-    def done(self) -> None:
-        """The job is finished and its result safe elsewhere: nothing is left to take up."""
-        self._file.close()
-        self.path.unlink(missing_ok=True)
+
+def _parsed(line: str) -> dict[str, Any]:
+    """An entry, or nothing for the line that was being written when a job ended."""
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError:
+        return {}
+    return entry if isinstance(entry, dict) else {}

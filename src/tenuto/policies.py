@@ -39,8 +39,8 @@ def lifetimes(
     if budget is not None:
         tau = tau_for_budget(values, steps, budget, min_lifetime)
     tau = TAU if tau is None else tau
-    if not tau > 0:
-        raise UsageError(f"tau must be positive, not {tau}.")
+    if not 0 < tau < math.inf:
+        raise UsageError(f"tau must be positive and finite, not {tau}.")
     last = np.array(lifetimes_at(values, steps, tau, min_lifetime))
     active = np.arange(1, steps + 1)[None, :] <= last[:, None]
     return _schedule(

@@ -14,15 +14,18 @@ from typing import Any
 from tenuto import __version__
 
 
-def provenance(**extra: Any) -> dict[str, Any]:
-    """What to store beside every result; `extra` adds what is particular to it (a seed, say)."""
+def provenance(device: object = None, **extra: Any) -> dict[str, Any]:
+    """What to store beside every result; `extra` adds what is particular to it (a seed, say).
+
+    `device` is where the work was done; by default the GPU where there is one.
+    """
     return {
         "command": command(),
         "commit": commit(),
         "tenuto": __version__,
         "python": platform.python_version(),
         **{package: version(package) for package in ("torch", "diffusers") if find_spec(package)},
-        "hardware": hardware(),
+        "hardware": hardware(device),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         **extra,
     }
@@ -35,10 +38,10 @@ def command() -> str:
     return shlex.join([*script, *sys.argv[1:]])
 
 
-def hardware() -> str:
+def hardware(device: object = None) -> str:
     import torch
 
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and not str(device).startswith("cpu"):
         return torch.cuda.get_device_name()
     return f"{cpu_name()}, {torch.get_num_threads()} threads"
 
@@ -59,6 +62,7 @@ def commit() -> str:
     here = Path(__file__).parent
     try:
         arguments = {"cwd": here, "capture_output": True, "text": True, "check": True}
+        subprocess.run(["git", "ls-files", "--error-unmatch", Path(__file__).name], **arguments)  # type: ignore[call-overload]
         found = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **arguments).stdout.strip()  # type: ignore[call-overload]
         changed = subprocess.run(["git", "status", "--porcelain", "-uno", "."], **arguments).stdout.strip()  # type: ignore[call-overload]
     except (OSError, subprocess.CalledProcessError):

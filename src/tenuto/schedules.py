@@ -58,6 +58,7 @@ class Schedule:
             raise ScheduleError(f"Reuse is one of {', '.join(get_args(Reuse))}, not {self.reuse!r}.")
         if self.hold not in get_args(Hold):
             raise ScheduleError(f"What is held is one of {', '.join(get_args(Hold))}, not {self.hold!r}.")
+        object.__setattr__(self, "active", self.active.copy())
         self.active.flags.writeable = False
 
     def __eq__(self, other: object) -> bool:

@@ -102,13 +102,14 @@ def score_tensors(
     digests: dict[str, str] = {}
     for keys, matrices in _by_tensors(units, list(tensors.shapes)):
         name = " + ".join(keys)
-        if journal is None or name not in journal:
-            found, computed = _score_group(tensors, keys, matrices, eta, device)
-            if journal is not None:
-                journal[name] = {"digests": found, "spectra": [asdict(one) for one in computed]}
+        noted = journal.get(name) if journal else {}
+        if set(noted) == {"digests", "spectra"} and len(noted["spectra"]) == len(matrices):
+            found = noted["digests"]
+            computed = [Spectrum(**{**one, "shape": tuple(one["shape"])}) for one in noted["spectra"]]
         else:
-            found = journal[name]["digests"]
-            computed = [Spectrum(**{**one, "shape": tuple(one["shape"])}) for one in journal[name]["spectra"]]
+            found, computed = _score_group(tensors, keys, matrices, eta, device)
+            if journal:
+                journal.note(name, {"digests": found, "spectra": [asdict(one) for one in computed]})
         digests.update(found)
         spectra.update(zip(matrices, computed, strict=True))
         for key in keys:
@@ -232,6 +233,10 @@ def _unit_from_json(record: object, where: str) -> UnitScore:
     )
     if not 0 <= unit["score"] <= 1:
         raise TenutoError(f"{where}: a score lies in [0, 1], not at {unit['score']}.")
+    if unit["kind"] not in (*ROLES, "group"):
+        raise TenutoError(f"{where}: a unit's kind is one of {', '.join(ROLES)} or group, not {unit['kind']!r}.")
+    if not 0 < unit["flops"] < math.inf:
+        raise TenutoError(f"{where}: the cost of a unit is a positive number, not {unit['flops']}.")
     components = tuple(_component_from_json(part, f"{where} ({unit['name']})") for part in unit["components"])
     return UnitScore(unit["name"], unit["kind"], unit["flops"], components, unit["raw"], unit["score"])
 
@@ -248,4 +253,8 @@ def _component_from_json(record: object, where: str) -> ComponentScore:
         matrices[role] = Matrix(tuple(stored["tensors"]), tuple(stored["part"]) if stored["part"] else None)
         values = {name: stored[name] for name in statistics}
         spectra[role] = Spectrum(**{**values, "shape": tuple(stored["shape"])})
-    return ComponentScore(Component(part["kind"], matrices, part["head_dim"]), spectra, part["q"])
+    try:
+        component = Component(part["kind"], matrices, part["head_dim"])
+    except ValueError as error:
+        raise TenutoError(f"{where}: {error}.") from error
+    return ComponentScore(component, spectra, part["q"])

@@ -82,7 +82,7 @@ def _scaled_energies(matrix: Tensor, name: str) -> tuple[Tensor, int]:
     Squaring entries of 1e-200 or 1e200 would leave float64's range; a power of two changes no bit.
     """
     matrix = matrix.detach()
-    if not matrix.is_floating_point():
+    if not matrix.is_floating_point() or matrix.dtype.itemsize == 1:
         kind = str(matrix.dtype).removeprefix("torch.")
         raise CheckpointError(f"{name} holds {kind} numbers: quantised weights must be dequantised first.")
     if matrix.numel() == 0:

@@ -67,7 +67,7 @@ def demo(
     budget: Annotated[float, typer.Option(help="Share of the branches to compute.")] = 0.25,
     steps: Annotated[int, typer.Option(help="Denoising steps.")] = 50,
     per_class: Annotated[int, typer.Option(help="Pictures of each of the ten classes.")] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of the first picture; the others count up.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**53, help="Seed of the first picture; the others count up.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """See it work: the shipped model, the same pictures with and without a schedule, a page to look at."""
@@ -84,7 +84,7 @@ def score(
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Score every unit of a checkpoint from its weights, tensor by tensor; the model is never built."""
+    """Score every unit of a checkpoint from its weights, tensor by tensor; no weights are loaded into a model."""
     from tenuto.cli.decide import score_command
 
     score_command(model, output, eta, device, as_json)
@@ -151,20 +151,22 @@ def generate(
     ] = None,
     count: Annotated[int, typer.Option(help="How many of each.")] = 1,
     steps: Annotated[
-        int | None, typer.Option(help="Network evaluations. Default: the schedule's, else 50 (64 for text).")
+        int | None, typer.Option(help="Network evaluations. Default: the schedule's, else 50; for text one a token.")
     ] = None,
     guidance: Annotated[
         float | None,
         typer.Option(help="Classifier-free guidance. Default: 1.5 (classes), 3 (captions), 0 (text)."),
     ] = None,
-    solver: Annotated[Solver, typer.Option(help="How to step from noise to picture.")] = Solver.ddim,
-    length: Annotated[int, typer.Option(help="Text only: how many tokens to write.")] = 64,
+    solver: Annotated[Solver | None, typer.Option(help="How to step from noise to picture. Default: ddim.")] = None,
+    length: Annotated[int | None, typer.Option(help="Text only: how many tokens to write. Default: 64.")] = None,
     block_length: Annotated[
         int | None, typer.Option(help="Text only: tokens finished before the next are begun. Default: all at once.")
     ] = None,
-    temperature: Annotated[float, typer.Option(help="Text only: 0 takes the likeliest token.")] = 0.0,
+    temperature: Annotated[
+        float | None, typer.Option(help="Text only: 0, the default, takes the likeliest token.")
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Text only: wrap prompts by the model's chat template.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the first; the others count up.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**53, help="Seed of the first; the others count up.")] = 0,
     batch: Annotated[int, typer.Option(help="How many at a time; does not change them.")] = 16,
     vae: Annotated[Path | None, typer.Option(help="A diffusers VAE directory, for latent models.")] = None,
     device: Device = "cpu",
@@ -183,7 +185,7 @@ def generate(
             count=count,
             steps=steps,
             guidance=guidance,
-            solver=solver.value,
+            solver=solver.value if solver else None,
             length=length,
             block_length=block_length,
             temperature=temperature,

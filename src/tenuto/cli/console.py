@@ -16,6 +16,11 @@ def failure(message: object) -> None:
     err.print(f"[bold red]Error:[/] {escape(str(message))}", soft_wrap=True)
 
 
+def say(message: object) -> None:
+    """A plain sentence on stderr; brackets in a path are no markup."""
+    err.print(escape(str(message)), soft_wrap=True)
+
+
 def print_json(value: object) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
 
@@ -25,5 +30,5 @@ def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar on stderr; the block advances it."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, transient=True) as bar:
-        task = bar.add_task(title, total=total)
+        task = bar.add_task(escape(title), total=total)
         yield lambda amount: bar.advance(task, amount)

@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from tenuto import api
-from tenuto.cli.console import err, out, print_json, progress
+from tenuto.cli.console import out, print_json, progress, say
 from tenuto.cli.generate import check_device
 from tenuto.cli.show import print_schedule, print_scores
-from tenuto.errors import UsageError
+from tenuto.errors import TenutoError
+from tenuto.files import check_writable
 from tenuto.models import open_model
 from tenuto.schedules import to_json as schedule_to_json
 from tenuto.scores import Scores, load_scores
@@ -21,23 +22,31 @@ def score_with_progress(model: str, **options: Any) -> Scores:
 
 
 def score_command(model: str, output: Path | None, eta: float, device: str, as_json: bool) -> None:
-    if not eta > 0:
-        raise UsageError(f"--eta must be positive, not {eta}.")
-    # A large checkpoint takes minutes: beside the file to be written, what is finished survives an interrupt.
-    journal = output.with_name(f"{output.name}.journal") if output else None
-    scores = score_with_progress(model, eta=eta, device=check_device(device), journal=journal)
+    place, journal = check_device(device), None
     if output is not None:
-        scores.save(output)
+        check_writable(output)
+        # A large checkpoint takes minutes: beside the file to be written, what is finished survives an interrupt.
+        journal = api.journal_of(output.with_name(f"{output.name}.journal"), open_model(model), eta)
+    try:
+        scores = score_with_progress(model, eta=eta, device=place, journal=journal)
+        if output is not None:
+            scores.save(output)
+    except TenutoError:
+        if journal:
+            journal.done()  # trying again would fail again
+        raise
+    if journal:
+        journal.done()
     if as_json:
         print_json(scores_to_json(scores))
     else:
         print_scores(scores)
     if output is not None:
-        err.print(f"Wrote {output}")
+        say(f"Wrote {output}")
 
 
 def schedule_command(source: str, output: Path | None, as_json: bool, **options: Any) -> None:
-    is_scores = source.endswith(".json") and Path(source).is_file()
+    is_scores = Path(source).is_file() and Path(source).read_bytes()[:1] == b"{"  # no checkpoint begins so
     scores = load_scores(Path(source)) if is_scores else score_with_progress(source)
     schedule = api.schedule(scores, **options)
     if output is not None:
@@ -47,6 +56,6 @@ def schedule_command(source: str, output: Path | None, as_json: bool, **options:
     else:
         print_schedule(schedule)
     if output is not None:
-        err.print(f"Wrote {output}")
+        say(f"Wrote {output}")
     elif not as_json:
         out.print("[dim]Add -o schedule.json to keep it.[/]")

@@ -8,7 +8,7 @@ from rich.table import Table
 from torch import Tensor
 
 from tenuto import api
-from tenuto.cli.console import err, out, print_json, progress
+from tenuto.cli.console import out, print_json, progress, say
 from tenuto.cli.decide import score_with_progress
 from tenuto.cli.show import schedule_facts
 from tenuto.errors import UsageError
@@ -132,4 +132,4 @@ def _print(schedule: Schedule, rows: list[list[str]], out_dir: Path) -> None:
         table.add_row(*row)
     out.print()
     out.print(table)
-    err.print(f"\nOpen {out_dir / 'report.html'} to look at the pictures.")
+    say(f"\nOpen {out_dir / 'report.html'} to look at the pictures.")

@@ -2,23 +2,24 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.markup import escape
 
-from tenuto.cli.console import err, out, print_json, progress
-from tenuto.errors import UsageError
-from tenuto.files import write_json, write_text
+from tenuto.cli.console import out, print_json, progress, say
+from tenuto.errors import CheckpointError, UsageError
+from tenuto.files import check_writable, write_json, write_text
 from tenuto.models import Model, find, load
 from tenuto.provenance import provenance
 from tenuto.report.images import save_image, save_images
 from tenuto.samplers.diffusion import Sampling, decode, generate
 from tenuto.schedules import Schedule, load_schedule
 
-GUIDANCE = {"class": 1.5, "caption": 3.0, "prompt": 0.0}
-STEPS = {"class": 50, "caption": 50, "prompt": 64}
+STEPS = 50  # of pictures; text takes a step for each token
+LENGTH = 64  # of text, in tokens
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,9 @@ class Request:
     steps: int | None
     guidance: float | None
     solver: Any
-    length: int
+    length: int | None
     block_length: int | None
-    temperature: float
+    temperature: float | None
     chat: bool
     seed: int
     batch: int
@@ -52,20 +53,40 @@ def run(request: Request) -> None:
     schedule = load_schedule(request.schedule_path) if request.schedule_path else None
     device = check_device(request.device)
     if (find(request.model) / "model_index.json").exists():
+        _refuse(request, "a diffusers pipeline", "solver", "vae", *TEXT_ONLY)
         return _pipeline_pictures(request, schedule, device)
     model = load(request.model, device=device)
     if model.architecture.asks_for == "prompt":
+        _refuse(request, "a language model", "solver", "vae")
         return _text(request, model, schedule)
+    _refuse(request, "a model that draws", *TEXT_ONLY)
     return _pictures(request, model, schedule)
+
+
+TEXT_ONLY = ("length", "block_length", "temperature", "chat")
+
+
+def _refuse(request: Request, what: str, *options: str) -> None:
+    """Options that would have no effect are refused, never dropped."""
+    for option in options:
+        if getattr(request, option) not in (None, False):
+            raise UsageError(f"--{option.replace('_', '-')} means nothing to {what}, which {request.model} is.")
 
 
 def _pictures(request: Request, model: Model, schedule: Schedule | None) -> None:
     channels, vae, output = model.config.sample_shape[0], request.vae, _output(request)
+    if model.architecture.asks_for == "caption" and not (find(request.model) / "text_encoder").is_dir():
+        raise UsageError(
+            f"{model.name} is a UNet alone: it can be scored and scheduled, but to draw it needs its whole diffusers "
+            "pipeline's directory."
+        )
+    if vae is not None and not vae.is_dir():
+        raise CheckpointError(f"{vae} holds no VAE: there is no such directory.")
     if channels not in (1, 3) and vae is None:
         raise UsageError(f"{model.name} makes latents of {channels} channels, not pictures: name its VAE with --vae.")
     asks_for = model.architecture.asks_for
-    guidance = GUIDANCE[asks_for] if request.guidance is None else request.guidance
-    sampling = Sampling(steps=_steps(request, asks_for, schedule), solver=request.solver, guidance=guidance)
+    guidance = model.architecture.guidance if request.guidance is None else request.guidance
+    sampling = Sampling(steps=_steps(request, STEPS, schedule), solver=request.solver or "ddim", guidance=guidance)
     once: list[Any] = _classes(model, request) if asks_for == "class" else _captions(model, request)
     wanted = [one for one in once for _ in range(request.count)]
     started = time.perf_counter()
@@ -99,18 +120,21 @@ def _pipeline_pictures(request: Request, schedule: Schedule | None, device: torc
 
     output, prompts = _output(request), list(request.prompts)
     if not prompts or request.classes:
-        raise UsageError(f"{request.model} draws captions: say which with --prompt.")
-    pipe = DiffusionPipeline.from_pretrained(str(find(request.model))).to(device)
+        raise UsageError(f"A diffusers pipeline such as {request.model} draws captions here: say which with --prompt.")
+    try:
+        pipe = DiffusionPipeline.from_pretrained(str(find(request.model))).to(device)
+    except Exception as error:  # whatever a damaged directory makes diffusers stumble over
+        raise CheckpointError(f"{request.model} is no pipeline that diffusers can load: {error}") from error
     pipe.set_progress_bar_config(disable=True)
-    steps = _steps(request, "caption", schedule)
+    steps = _steps(request, STEPS, schedule)
     options = {} if request.guidance is None else {"guidance_scale": request.guidance}
     wanted = [prompt for prompt in prompts for _ in range(request.count)]
     started, images = time.perf_counter(), []
-    with progress("Generating", len(wanted)) as advance:
+    held = scheduled(pipe, schedule, check_weights=True) if schedule else nullcontext()
+    with held, progress("Generating", len(wanted)) as advance:
         for i, prompt in enumerate(wanted):
             generator = torch.Generator().manual_seed(request.seed + i)
-            with scheduled(pipe, schedule, check_weights=True) if schedule else nullcontext():
-                picture = pipe(prompt, num_inference_steps=steps, generator=generator, **options).images[0]
+            picture = pipe(prompt, num_inference_steps=steps, generator=generator, **options).images[0]
             save_image(picture, output / f"{i:05d}.png")
             images.append({"file": f"{i:05d}.png", "caption": prompt, "seed": request.seed + i})
             advance(1)
@@ -122,47 +146,46 @@ def _text(request: Request, model: Model, schedule: Schedule | None) -> None:
 
     if not request.prompts or request.classes:
         raise UsageError(f"{model.name} writes text: give it something to write after with --prompt.")
-    steps = _steps(request, "prompt", schedule)
+    length = LENGTH if request.length is None else request.length
+    steps = _steps(request, length, schedule)
     sampling = MaskedSampling(
         steps=steps,
-        length=request.length,
-        block_length=request.block_length or request.length,
-        temperature=request.temperature,
-        guidance=GUIDANCE["prompt"] if request.guidance is None else request.guidance,
-        seed=request.seed,
+        length=length,
+        block_length=length if request.block_length is None else request.block_length,
+        temperature=request.temperature or 0.0,
+        guidance=model.architecture.guidance if request.guidance is None else request.guidance,
     )
+    if request.output is not None:
+        check_writable(request.output / "text.txt")
     prompts = [prompt for prompt in request.prompts for _ in range(request.count)]
     started = time.perf_counter()
+    written: list[dict[str, str]] = []
     with progress("Writing", len(prompts) * steps) as advance:
-        texts = generate_text(
-            model,
-            prompts,
-            schedule=schedule,
-            chat=request.chat,
-            sampling=sampling,
-            batch=request.batch,
-            progress=advance,
-        )
+        # Batch by batch, so that Ctrl-C keeps what was finished.
+        for start, part in _parts(prompts, request.batch):
+            texts = generate_text(
+                model,
+                part,
+                schedule=schedule,
+                chat=request.chat,
+                sampling=replace(sampling, seed=request.seed + start),
+                batch=request.batch,
+                progress=advance,
+            )
+            written += [{"prompt": prompt, "text": text} for prompt, text in zip(part, texts, strict=True)]
+            if request.output is not None:
+                pieces = [f"{one['prompt']}【{one['text']}】\n" for one in written]
+                write_text(request.output / "text.txt", "\n".join(pieces))
     seconds = time.perf_counter() - started
-    written = [{"prompt": prompt, "text": text} for prompt, text in zip(prompts, texts, strict=True)]
     summary = _summary(request, schedule, steps, seconds, texts=written)
     if request.output is not None:
         write_json(request.output / "generation.json", summary)
-        write_text(
-            request.output / "text.txt", "\n\n".join(f"{one['prompt']}【{one['text']}】" for one in written) + "\n"
-        )
     if request.as_json:
         print_json(summary)
         return
     for one in written:
-        out.print(f"[dim]{_escaped(one['prompt'])}[/]{_escaped(one['text'])}", soft_wrap=True)
-    err.print(f"{len(texts)} text(s) of at most {request.length} tokens, {_how(schedule, steps, seconds)}")
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+        out.print(f"[dim]{escape(one['prompt'])}[/]{escape(one['text'])}", soft_wrap=True)
+    say(f"{len(written)} text(s) of at most {length} tokens, {_how(schedule, steps, seconds)}")
 
 
 def _output(request: Request) -> Path:
@@ -171,10 +194,10 @@ def _output(request: Request) -> Path:
     return request.output
 
 
-def _steps(request: Request, asks_for: str, schedule: Schedule | None) -> int:
+def _steps(request: Request, default: int, schedule: Schedule | None) -> int:
     if request.steps is not None:
         return request.steps
-    return schedule.steps if schedule else STEPS[asks_for]
+    return schedule.steps if schedule else default
 
 
 def _parts(wanted: list[Any], batch: int) -> Iterator[tuple[int, list[Any]]]:
@@ -203,11 +226,12 @@ def _finish(
     if request.as_json:
         print_json(summary)
     else:
-        out.print(f"{len(images)} pictures in {request.output} ({_how(schedule, steps, seconds)})")
+        out.print(escape(f"{len(images)} pictures in {request.output} ({_how(schedule, steps, seconds)})"))
 
 
 def _summary(request: Request, schedule: Schedule | None, steps: int, seconds: float, **extra: Any) -> dict[str, Any]:
     return provenance(
+        device=request.device,
         model=request.model,
         schedule=str(request.schedule_path) if request.schedule_path else None,
         work=schedule.budget if schedule else 1.0,
@@ -225,7 +249,7 @@ def _how(schedule: Schedule | None, steps: int, seconds: float) -> str:
 
 
 def class_index(model: Model, name: str) -> int:
-    if name.isdigit():
+    if name.isdecimal():
         return int(name)
     found = [i for i, label in enumerate(model.labels) if label.lower() == name.lower()]
     if not found:
@@ -241,4 +265,10 @@ def check_device(device: str) -> torch.device:
         raise UsageError(f"--device {device!r} is no device torch knows (cpu, cuda, cuda:1, mps).") from error
     if wanted.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"--device {device} was asked for, but torch {torch.__version__} sees no CUDA device here.")
+    try:
+        if wanted.type not in ("cpu", "cuda", "mps"):
+            raise UsageError(f"--device {device!r} is none that Tenuto computes on (cpu, cuda, mps).")
+        torch.empty(1, device=wanted)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}") from error
     return wanted

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from rich.markup import escape
 from rich.table import Table
 
-from tenuto.cli.console import err, out, print_json
+from tenuto.cli.console import out, print_json, say
 from tenuto.errors import TenutoError
 from tenuto.files import read_json
 from tenuto.report.maps import save_schedule_png, save_scores_png, terminal_map
@@ -47,11 +48,13 @@ def run(file: Path, html: Path | None, png: Path | None, as_json: bool) -> None:
         print_json(record)
     for written in (html, png):
         if written:
-            err.print(f"Wrote {written}")
+            say(f"Wrote {written}")
 
 
 def print_scores(scores: Scores) -> None:
-    table = Table(title=f"{scores.model}: {len(scores.units)} units", title_justify="left", box=None, pad_edge=False)
+    table = Table(
+        title=f"{escape(scores.model)}: {len(scores.units)} units", title_justify="left", box=None, pad_edge=False
+    )
     for name in ("unit", "kind"):
         table.add_column(name)
     for name in ("matrices", "raw q̃", "score Λ̂", "GFLOPs"):
@@ -67,7 +70,7 @@ def print_scores(scores: Scores) -> None:
 
 def print_schedule(schedule: Schedule) -> None:
     for name, value in schedule_facts(schedule).items():
-        out.print(f"[dim]{name:>12}[/] {value}")
+        out.print(f"[dim]{name:>12}[/] {escape(value)}")
     out.print(terminal_map(schedule, max(20, out.width - max(len(u) for u in schedule.units) - 2)))
 
 

@@ -110,7 +110,7 @@ def build(config: Mapping[str, Any]) -> nn.Module:
     try:
         network: nn.Module = kinds[kind].from_config(dict(config))
         return network
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError, NotImplementedError) as error:
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         raise ConfigError(f"diffusers can make no {kind} of it ({error})") from error
 
 
@@ -170,7 +170,7 @@ def scheduled(
     check_steps    refuse a scheduler with another number of timesteps than the schedule has. Turn it off for pipelines
                    that leave some of the timesteps out (image-to-image, denoising_end)
     check_weights  refuse weights other than those the schedule was made from. Off by default: it reads them all, and
-                   weights loaded in another precision than they are stored in count as others
+                   weights rounded to a lower precision than they are stored in count as others
     """
     pipeline = target if isinstance(target, DiffusionPipeline) else None
     denoiser = target if pipeline is None else _denoiser(pipeline)

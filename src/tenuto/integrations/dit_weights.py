@@ -1,6 +1,9 @@
 """A DiT's weights under the original names and under diffusers' names: the same tensors, renamed and split.
 
-diffusers keeps one copy of the timestep and class embedders in every block, and no position table.
+diffusers keeps one copy of the timestep and class embedders in every block, and no position table. Two of its
+constants differ from the original's, and with them the output by a little: it spaces the timestep's frequencies over
+127 intervals instead of 128 (set `norm1.emb.time_proj.downscale_freq_shift = 0` in every block for the original's), and
+its second norm's epsilon is 1e-5 unless `norm_eps=1e-6` is given.
 """
 
 import re

@@ -13,7 +13,3 @@ def psnr(images: Tensor, reference: Tensor) -> Tensor:
         raise ValueError(f"pictures of shape {tuple(images.shape)} cannot be compared with {tuple(reference.shape)}")
     error = (images.double().clamp(-1, 1) - reference.double().clamp(-1, 1)).square().flatten(1).mean(dim=1)
     return 10 * torch.log10(4 / error)  # the peak is the range, 2; its square is 4
-
-
-def mean_psnr(images: Tensor, reference: Tensor) -> float:
-    return float(psnr(images, reference).mean())

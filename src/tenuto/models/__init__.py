@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from tenuto.checkpoint import Checkpoint, ModuleTensors, Tensors, check_shapes, fingerprint_of, open_checkpoint
+from tenuto.checkpoint import (
+    Checkpoint,
+    ModuleTensors,
+    check_shapes,
+    digest,
+    fingerprint,
+    fingerprint_of,
+    open_checkpoint,
+)
 from tenuto.errors import CheckpointError, TenutoError
 from tenuto.models.architecture import Architecture, ConfigError
 from tenuto.units import Unit
@@ -126,19 +134,20 @@ def open_model(name: str) -> Stored:
     return Stored(name, path, checkpoint, family, config, labels, family.units(config))
 
 
-def load(name: str, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Model:
+def load(name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Model:
     """Load a model for inference.
 
     name    a shipped model, a file, a directory, or a hub id
     dtype   the precision to run in; by default float32 on the CPU and the checkpoint's own elsewhere
     """
-    stored = open_model(name)
+    stored = open_model(str(name))
     if dtype is None and torch.device(device).type == "cpu":
         dtype = torch.float32
-    state = {}
+    state, digests, rounded = {}, {}, False
+    scored = {key for unit in stored.units for key in unit.tensors()}
     for key in stored.checkpoint.shapes:
         tensor = stored.checkpoint.read(key)
-        if not tensor.is_floating_point():
+        if not tensor.is_floating_point() or tensor.dtype.itemsize == 1:
             kind = str(tensor.dtype).removeprefix("torch.")
             raise CheckpointError(
                 f"{stored.checkpoint.path}: the tensor {key} is {kind}: dequantise the weights first."
@@ -146,22 +155,24 @@ def load(name: str, *, device: str | torch.device = "cpu", dtype: torch.dtype | 
         if not torch.isfinite(tensor).all():
             raise CheckpointError(f"{stored.checkpoint.path}: the tensor {key} holds values that are NaN or infinite.")
         state[key] = tensor.to(device=device, dtype=dtype, copy=True)
+        if key in scored:
+            digests[key] = digest(tensor)
+            rounded |= dtype not in (None, tensor.dtype)
     with torch.device("meta"):
         network = stored.architecture.network(stored.config)
     network.load_state_dict(state, assign=True)
     network.eval().requires_grad_(False)
-    keys = [key for unit in stored.units for key in unit.tensors()]
-    sources: list[Tensors] = [stored.checkpoint]
-    if any(state[key].dtype.itemsize < stored.checkpoint.read(key).dtype.itemsize for key in keys):
-        sources.append(ModuleTensors(network))
+    fingerprints = {fingerprint(digests)}
+    if rounded:
+        fingerprints.add(fingerprint_of(ModuleTensors(network), scored))
     return Model(
-        name,
+        stored.name,
         stored.architecture,
         stored.config,
         stored.labels,
         stored.units,
         network,
-        frozenset(fingerprint_of(source, keys) for source in sources),
+        frozenset(fingerprints),
         stored.path,
     )
 
@@ -171,6 +182,11 @@ def _family(checkpoint: Checkpoint) -> Architecture:
     if checkpoint.config is not None:
         kind, class_name = checkpoint.config.get("model_type"), checkpoint.config.get("_class_name")
         if isinstance(kind, str):
+            if kind not in ARCHITECTURES:
+                raise CheckpointError(
+                    f"The config.json of {checkpoint.path} says model_type {kind!r}; known are "
+                    f"{', '.join(ARCHITECTURES)}."
+                )
             return architecture(kind)
         for family in families:
             if class_name is not None and family.class_name == class_name:
@@ -182,6 +198,11 @@ def _family(checkpoint: Checkpoint) -> Architecture:
     for family in families:
         if any(key in checkpoint.shapes for key in family.signatures):
             return family
+    if lora := [key for key in checkpoint.shapes if "lora" in key.lower()]:
+        raise CheckpointError(
+            f"{checkpoint.path} holds {len(lora)} LoRA tensor(s) ({', '.join(lora[:3])}, …), not a model: merge it "
+            "into its base model first."
+        )
     raise CheckpointError(
         f"{checkpoint.path} is no checkpoint of a known architecture ({', '.join(ARCHITECTURES)}), and no config.json "
         f"beside it says otherwise. Its first tensors are {', '.join(list(checkpoint.shapes)[:3]) or 'none'}."
@@ -196,8 +217,13 @@ def _config(checkpoint: Checkpoint, family: Architecture) -> tuple[Any, tuple[st
             raise CheckpointError(
                 f"{checkpoint.path} looks like a {family.name}, but has no tensor {error.args[0]}."
             ) from error
+        except ValueError as error:  # a tensor of another rank, or no blocks at all
+            raise CheckpointError(f"{checkpoint.path} looks like a {family.name}, but its tensors do not.") from error
     given = {key: value for key, value in checkpoint.config.items() if key not in ("model_type", "labels")}
-    return family.config_from(given), tuple(checkpoint.config.get("labels", ()))
+    labels = checkpoint.config.get("labels", [])
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise ConfigError("its labels should be a list of class names")
+    return family.config_from(given), tuple(labels)
 
 
 def _from_hub(name: str) -> Path:

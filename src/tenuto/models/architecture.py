@@ -22,6 +22,8 @@ class NoiseLevels:
     start: float
     end: float
     timesteps: int = 1000
+    offset: int = 0  # of DDIM's timesteps
+    ends_clean: bool = True  # whether DDIM's last step goes to no noise at all, or to the least there is
 
 
 def same_names(shapes: Shapes, config: Any) -> Mapping[str, str]:
@@ -44,6 +46,7 @@ class Architecture:
     held: str
     live: str
     tested_with: str  # which checkpoints and references its code was run against
+    guidance: float  # by default
     noise: NoiseLevels | None = None  # of image models
     class_name: str | None = None  # `_class_name` in a diffusers config.json
     read_config: Callable[[Mapping[str, Any]], Any] | None = None  # config.json -> config; None: its own fields

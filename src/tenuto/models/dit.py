@@ -49,6 +49,8 @@ class DiTConfig:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.input_size % self.patch_size:
             raise ConfigError(f"input_size {self.input_size} is not a multiple of patch_size {self.patch_size}")
+        if not 0 < self.mlp_ratio < math.inf:
+            raise ConfigError(f"mlp_ratio must be positive, not {self.mlp_ratio}")
         if self.hidden_size % self.num_heads:
             raise ConfigError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
         if self.hidden_size % 4:
@@ -231,5 +233,6 @@ ARCHITECTURE = Architecture(
     held="attention and MLP updates, before or after AdaLN's gate",
     live="residual stream, timestep and class conditioning, gates (held before them), final layer",
     tested_with="tiny-dit; diffusers' DiTTransformer2DModel on random weights; DiT-XL/2's shapes",
+    guidance=1.5,
     noise=NoiseLevels("linear", 1e-4, 0.02),
 )

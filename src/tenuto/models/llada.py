@@ -104,7 +104,7 @@ def from_published(values: Mapping[str, Any]) -> LLaDAConfig:
     if given.get("embedding_size", 0) is None:
         given["embedding_size"] = given.get("vocab_size", LLaDAConfig.vocab_size)
     if given.get("mlp_hidden_size", 0) is None:
-        given["mlp_hidden_size"] = int(values.get("mlp_ratio", 4) * given.get("d_model", LLaDAConfig.d_model))
+        given["mlp_hidden_size"] = int((values.get("mlp_ratio") or 4) * given.get("d_model", LLaDAConfig.d_model))
     return config_from_fields(LLaDAConfig, given)
 
 
@@ -187,7 +187,9 @@ class Transformer(nn.Module):
         for block in self.blocks:
             h = block(h, rope, mask, residual)
         if positions is not None:
-            h = h.index_select(1, positions)
+            if positions.dim() == 1:
+                positions = positions.expand(len(h), -1)
+            h = h.gather(1, positions[:, :, None].expand(-1, -1, h.shape[-1]))
         return self.ff_out(self.ln_f(h))
 
 
@@ -207,7 +209,7 @@ class LLaDA(nn.Module):
         """tokens [B, N] -> logits [B, N, embedding_size], or [B, P, embedding_size] for P positions.
 
         attention_mask  bool [B, N], True at real tokens; for prompts padded on the left. None: all are real
-        positions       int [P]: where logits are wanted. None: everywhere
+        positions       int [P] or [B, P]: where logits are wanted, in all rows or in each. None: everywhere
         """
         return self.model["transformer"](tokens, residual, attention_mask, positions)
 
@@ -268,5 +270,6 @@ ARCHITECTURE = Architecture(
     held="attention and MLP updates",
     live="residual stream, embeddings, final norm and head",
     tested_with="tiny-llada; an independent float64 forward; LLaDA-8B's shapes",
+    guidance=0.0,
     read_config=from_published,
 )

@@ -34,6 +34,9 @@ class TextConfig:
     def __post_init__(self) -> None:
         if not self.vocabulary or len(set(self.vocabulary)) != len(self.vocabulary):
             raise ConfigError("the vocabulary must hold some words, each once")
+        for name in ("width", "layers", "heads", "length"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be a whole number of at least 1, not {getattr(self, name)!r}")
         if self.width % self.heads:
             raise ConfigError(f"width {self.width} is not a multiple of heads {self.heads}")
         if self.length < 2:

@@ -30,6 +30,7 @@ class TextTokenizer:
         return text
 
     def _render(self, messages: list[dict[str, str]]) -> str:
+        from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         template = self._config.get("chat_template")
@@ -37,7 +38,10 @@ class TextTokenizer:
             raise UsageError("This model has no chat template; prompt it with plain text.")
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         special = {name: self._special(name) for name in ("bos_token", "eos_token", "pad_token")}
-        return environment.from_string(template).render(messages=messages, add_generation_prompt=True, **special)
+        try:
+            return environment.from_string(template).render(messages=messages, add_generation_prompt=True, **special)
+        except TemplateError as error:
+            raise CheckpointError(f"The model's chat template cannot be used: {error}.") from error
 
     def _special(self, name: str) -> str:
         token = self._config.get(name) or ""

@@ -39,6 +39,8 @@ SD_2: Mapping[str, Any] = {
     "attention_head_dim": [5, 10, 20, 20],
     "use_linear_projection": True,
 }
+# SDXL's sampler counts from 1 and ends at the least noise there is, not at none.
+NOISE = NoiseLevels("scaled_linear", 0.00085, 0.012, offset=1, ends_clean=False)
 PUBLISHED = (SDXL_BASE, SD_1, SD_2)  # the configs of files that come without one
 
 
@@ -163,7 +165,8 @@ ARCHITECTURE = Architecture(
     held="self-attention, cross-attention and feed-forward updates; branches of residual convolution blocks",
     live="residual stream, shortcut convolutions, up- and down-samplers, UNet skips, proj_in and proj_out, text",
     tested_with="tiny-sdxl; diffusers' UNet2DConditionModel on random weights; SDXL base's and SD 1.5's shapes",
-    noise=NoiseLevels("scaled_linear", 0.00085, 0.012),
+    guidance=3.0,
+    noise=NOISE,
     class_name=CLASS,
     read_config=UNetConfig.from_diffusers,
     stored_names=stored_names,

@@ -43,6 +43,7 @@ class UViTConfig:
     num_classes: int = 1001  # the null class, the last, included; 0 or less means unconditional
     conv: bool = True
     skip: bool = True
+    first_timestep: int = 1  # no argument of the reference, but how it counts: from 1, where diffusers counts from 0
 
     def __post_init__(self) -> None:
         for name in ("img_size", "patch_size", "in_chans", "embed_dim", "num_heads"):
@@ -50,6 +51,8 @@ class UViTConfig:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.img_size % self.patch_size:
             raise ConfigError(f"img_size {self.img_size} is not a multiple of patch_size {self.patch_size}")
+        if not 0 < self.mlp_ratio < math.inf:
+            raise ConfigError(f"mlp_ratio must be positive, not {self.mlp_ratio}")
         if self.embed_dim % self.num_heads:
             raise ConfigError(f"embed_dim {self.embed_dim} is not a multiple of num_heads {self.num_heads}")
         if self.depth < 2 or self.depth % 2:
@@ -203,5 +206,6 @@ ARCHITECTURE = Architecture(
     held="attention and MLP updates",
     live="residual stream, long skips and skip_linear, time and class tokens, final convolution",
     tested_with="tiny-uvit; an independent float64 forward; U-ViT-L/2's shapes",
+    guidance=1.5,
     noise=NoiseLevels("scaled_linear", 0.00085, 0.012),
 )

@@ -1,5 +1,6 @@
 """Images from noise: the sampling loop of image models, by class or by caption, through diffusers' schedulers."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,9 @@ class Sampling:
 
     steps: int = 50  # network evaluations: both solvers evaluate once a step
     solver: Solver = "ddim"
-    guidance: float = 1.5  # w in ε_null + w (ε_class − ε_null); 1 means none, and costs half
+    guidance: float | None = (
+        None  # w in ε_null + w (ε_class − ε_null); 1 means none, and costs half; None: the family's
+    )
     guided_channels: int | None = None  # all noise channels by default; the DiT reference's own script guides 3 of 4
 
     def __post_init__(self) -> None:
@@ -31,8 +34,10 @@ class Sampling:
             raise UsageError(f"The number of steps lies between 1 and 1000, not at {self.steps}.")
         if self.solver not in ("ddim", "dpm++"):
             raise UsageError(f"The solver is ddim or dpm++, not {self.solver!r}.")
-        if not self.guidance >= 0:
-            raise UsageError(f"Guidance must not be negative, and {self.guidance} is.")
+        if self.guidance is not None and not 0 <= self.guidance < math.inf:
+            raise UsageError(f"Guidance must be neither negative nor infinite, and {self.guidance} is.")
+        if self.guided_channels is not None and self.guided_channels < 1:
+            raise UsageError(f"At least one channel must be guided, not {self.guided_channels}.")
 
 
 def generate(
@@ -81,16 +86,18 @@ def _sample_batch(
 ) -> Tensor:
     assert model.architecture.noise is not None
     solver = make_solver(model.architecture.noise, sampling)
-    guided = sampling.guidance != 1
+    guidance = model.architecture.guidance if sampling.guidance is None else sampling.guidance
+    guided = guidance != 1
+    first = getattr(model.config, "first_timestep", 0)
     conditions = (_class_conditions if model.architecture.asks_for == "class" else _caption_conditions)(
         model, wanted, guided
     )
     for t in solver.timesteps:
         inputs = torch.cat([x, x]) if guided else x
-        output = evaluate(inputs.to(model.dtype), t.expand(len(inputs)).to(model.device), *conditions)
+        output = evaluate(inputs.to(model.dtype), (t + first).expand(len(inputs)).to(model.device), *conditions)
         noise = output[:, : x.shape[1]].float()  # a learned variance, behind it, is of no use to these solvers
         if guided:
-            noise = guide(noise, sampling)
+            noise = guide(noise, guidance, sampling.guided_channels)
         x = solver.step(noise, t, x, return_dict=False)[0]
         progress(len(x))
     return x
@@ -112,11 +119,11 @@ def _caption_conditions(model: Model, captions: Sequence[str], guided: bool) -> 
     return tokens.to(model.dtype), {"text_embeds": pooled.to(model.dtype), "time_ids": sizes.to(model.dtype)}
 
 
-def guide(noise: Tensor, sampling: Sampling) -> Tensor:
-    """ε_null + w (ε_class − ε_null) from a batch of both halves; unguided channels keep ε_class."""
+def guide(noise: Tensor, guidance: float, channels: int | None = None) -> Tensor:
+    """ε_null + w (ε_class − ε_null) from a batch of both halves; of unguided channels ε_class is kept."""
     conditional, unconditional = noise.chunk(2)
-    guided = unconditional + sampling.guidance * (conditional - unconditional)
-    n = noise.shape[1] if sampling.guided_channels is None else sampling.guided_channels
+    guided = unconditional + guidance * (conditional - unconditional)
+    n = noise.shape[1] if channels is None else channels
     return torch.cat([guided[:, :n], conditional[:, n:]], dim=1)
 
 
@@ -131,11 +138,18 @@ def make_solver(noise: NoiseLevels, sampling: Sampling) -> Any:
         "beta_schedule": noise.schedule,
     }
     solver = (
-        DDIMScheduler(**levels, clip_sample=False)
+        DDIMScheduler(**levels, clip_sample=False, steps_offset=noise.offset, set_alpha_to_one=noise.ends_clean)
         if sampling.solver == "ddim"
         else DPMSolverMultistepScheduler(**levels, algorithm_type="dpmsolver++", solver_order=2)
     )
     solver.set_timesteps(sampling.steps)
+    timesteps = [int(t) for t in solver.timesteps]
+    # Many steps do not divide the timesteps evenly: diffusers then begins far below pure noise, or repeats itself.
+    if len(set(timesteps)) < len(timesteps) or timesteps[0] < 0.8 * noise.timesteps * (sampling.steps > 5):
+        raise UsageError(
+            f"{sampling.steps} steps of {sampling.solver} would begin at timestep {timesteps[0]} of {noise.timesteps} "
+            "or repeat some; take a number of steps that divides the timesteps, such as 50, 100, 250 or 500."
+        )
     return solver
 
 
@@ -166,9 +180,11 @@ def _wanted(model: Model, classes: Sequence[int] | None, captions: Sequence[str]
     if given[other] is not None:
         raise UsageError(f"{model.name} is asked for by {asks_for}, not by {other}.")
     wanted = given[asks_for]
-    if not wanted:
+    if wanted is None or len(wanted) == 0:
         raise UsageError(f"No {asks_for} was asked for.")
-    return wanted
+    if isinstance(wanted, str):
+        raise UsageError(f"Captions are a list: give [{wanted!r}].")
+    return list(wanted)
 
 
 def _batches(
@@ -189,6 +205,8 @@ def _check_request(
     batch: int,
 ) -> None:
     by_class = model.architecture.asks_for == "class"
+    if by_class and model.config.classes < 1:
+        raise UsageError(f"{model.name} was trained without classes, and there is no sampler for such a model yet.")
     if by_class and (wrong := [c for c in wanted if not 0 <= c < model.config.classes]):
         raise UsageError(f"{model.name} knows the classes 0 to {model.config.classes - 1}, not {wrong[0]}.")
     if len(seeds) != len(wanted):

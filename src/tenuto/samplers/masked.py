@@ -127,50 +127,61 @@ def _write_batch(
         if sampling.stop_at_eos and first > width and _all_ended(tokens[:, width:first], config.eos_token_id):
             tokens[:, first:] = config.eos_token_id
             break
-        positions = torch.arange(first, last, device=device)
+        left = sampling.block_length
         for count in sampling.writes:
-            inputs = tokens
+            # Which places are still masked differs from row to row, but not how many: the shapes are known ahead.
+            written = (tokens[:, first:last] != config.mask_token_id).to(torch.uint8)
+            places = written.sort(dim=1, stable=True).indices[:, :left]  # within the block, from left to right
+            inputs, positions = tokens, first + places
             if sampling.guidance:
                 blind = tokens.clone()
                 blind[:, :width] = config.mask_token_id
-                inputs = torch.cat([tokens, blind])
+                inputs, positions = torch.cat([tokens, blind]), torch.cat([positions, positions])
             logits = evaluate(inputs, attention_mask=mask, positions=positions).float()
             if sampling.guidance:
                 seeing, unseeing = logits.chunk(2)
                 logits = unseeing + (sampling.guidance + 1) * (seeing - unseeing)
-            block = tokens[:, first:last]
-            guesses = choose_tokens(logits, sampling.temperature, config.mask_token_id, generators)
-            confidence = confidences(logits, guesses, sampling.remasking, generators)
-            tokens[:, first:last] = write_most_confident(block, guesses, confidence, count, config.mask_token_id)
+            guesses = choose_tokens(logits, sampling, config.mask_token_id, generators, places)
+            confidence = confidences(logits, guesses, sampling, generators, places)
+            chosen = most_confident(confidence, count)
+            tokens.scatter_(1, first + places.gather(1, chosen), guesses.gather(1, chosen))
+            left -= count
             progress(len(prompts))
     return tokens[:, width:]
 
 
-def choose_tokens(logits: Tensor, temperature: float, mask_token: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """A token for each place [B, N, V] -> [B, N]: the likeliest, or at a temperature one drawn by the Gumbel trick.
+def choose_tokens(
+    logits: Tensor,
+    sampling: MaskedSampling,
+    mask_token: int,
+    generators: Sequence[torch.Generator],
+    places: Tensor,
+) -> Tensor:
+    """A token for each place, [B, P, V] -> [B, P]: the likeliest, or at a temperature one drawn by the Gumbel trick.
 
     A mask is never an answer. A trained network does not give it, and one with held branches must not get stuck on it.
     """
-    if temperature > 0:
+    if sampling.temperature > 0:
         # Published in this form, and in float64, because rounding here makes samples too likely: e^l / (−log u)^T
-        noise = _draw(generators, logits.shape[1:], torch.float64, logits.device)
-        logits = logits.double().exp() / (-noise.log()) ** temperature
+        noise = _draw(generators, (sampling.block_length, logits.shape[-1]), torch.float64, logits.device)
+        noise = noise.gather(1, places[:, :, None].expand(-1, -1, logits.shape[-1]))
+        logits = logits.double().exp() / (-noise.log()) ** sampling.temperature
     return logits.index_fill(-1, torch.full((1,), mask_token, device=logits.device), float("-inf")).argmax(-1)
 
 
-def confidences(logits: Tensor, guesses: Tensor, remasking: Remasking, generators: Sequence[torch.Generator]) -> Tensor:
-    """[B, N]: the probability of each guess, or chance."""
-    if remasking == "random":
-        return _draw(generators, guesses.shape[1:], torch.float32, logits.device)
+def confidences(
+    logits: Tensor, guesses: Tensor, sampling: MaskedSampling, generators: Sequence[torch.Generator], places: Tensor
+) -> Tensor:
+    """[B, P]: the probability of each guess, or chance."""
+    if sampling.remasking == "random":
+        return _draw(generators, (sampling.block_length,), torch.float32, logits.device).gather(1, places)
     return logits.softmax(-1).gather(-1, guesses[..., None])[..., 0]
 
 
-def write_most_confident(block: Tensor, guesses: Tensor, confidence: Tensor, count: int, mask_token: int) -> Tensor:
-    """The block with the `count` most confident guesses written over masks; of equals the one further left."""
-    confidence = confidence.masked_fill(block != mask_token, float("-inf"))
+def most_confident(confidence: Tensor, count: int) -> Tensor:
+    """[B, P] -> the `count` surest of each row, [B, count]; of equals the one further left."""
     # A stable sort rather than top-k, whose choice among equals differs between devices.
-    chosen = confidence.sort(dim=-1, descending=True, stable=True).indices[:, :count]
-    return block.scatter(1, chosen, guesses.gather(1, chosen))
+    return confidence.sort(dim=1, descending=True, stable=True).indices[:, :count]
 
 
 def _padded(prompts: Sequence[Sequence[int]], length: int, config: LLaDAConfig) -> tuple[Tensor, Tensor]:
@@ -240,6 +251,8 @@ def generate_text(
     **options: Any,
 ) -> list[str]:
     """What a language model writes after each prompt; `options` are fields of `MaskedSampling`."""
+    if isinstance(prompts, str):
+        raise UsageError(f"Prompts are a list: give [{prompts!r}].")
     if schedule is not None:
         schedule.check_fits([unit.name for unit in model.units], model.fingerprints, model.name)
     tokens = generate_tokens(
