@@ -258,7 +258,10 @@ def test_ctrl_c_keeps_what_was_finished(tenuto, model, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "generate", interrupted)
     status, _, err = tenuto("generate", model, "--steps", 2, "--batch", 1, "-o", "x")
     assert status == 1 and "Interrupted" in err
-    assert sorted(p.name for p in (tmp_path / "x").iterdir()) == ["00000-class0.png", "00001-class1.png"]
+    made = sorted(p.name for p in (tmp_path / "x").iterdir())
+    assert made == ["00000-class0.png", "00001-class1.png", "generation.json"]
+    record = json.loads((tmp_path / "x" / "generation.json").read_text())
+    assert [image["seed"] for image in record["images"]] == [0, 1]
 
 
 def test_latent_models_ask_for_a_vae(tenuto, tmp_path):

@@ -24,6 +24,7 @@ from diffusers.models.resnet import ResnetBlock2D
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import tenuto
 from tenuto.checkpoint import ModuleTensors
 from tenuto.errors import CheckpointError, ScheduleError, TenutoError, UsageError
 from tenuto.executor import Executor, HoldingResidual
@@ -507,7 +508,7 @@ def test_a_bare_denoiser_is_started_by_hand_and_must_keep_its_shape() -> None:
 
 def test_a_schedule_of_another_model_or_other_weights_is_refused() -> None:
     network = make("sd1")
-    with pytest.raises(ScheduleError, match="not for UNet2DConditionModel"):
+    with pytest.raises(ScheduleError, match="not for this UNet2DConditionModel"):
         scheduled(network, make_schedule(units_of(SDXL), 2)).__enter__()
     with pytest.raises(ScheduleError, match="other weights"):
         scheduled(network, make_schedule(units_of(SD_1), 2), check_weights=True).__enter__()
@@ -708,3 +709,18 @@ def test_damaged_checkpoints_are_sentences(checkpoints: Path, tmp_path: Path) ->
     (tmp_path / "config.json").write_text('{"_class_name": "AutoencoderKL"}')
     with pytest.raises(CheckpointError, match="diffusers AutoencoderKL is none of them"):
         open_model(str(tmp_path))
+
+
+def test_a_live_denoiser_is_scored_and_scheduled_as_it_is() -> None:
+    network = make("sdxl")
+    scores = tenuto.score(network)
+    assert [unit.name for unit in scores.units] == [unit.name for unit in attach(network).units]
+    network = make("sdxl")
+    schedule = tenuto.schedule(network, steps=2, every=2)
+    with scheduled(network, schedule, check_weights=True) as run:
+        network(**inputs("sdxl"))
+        assert run.step == 1
+    with pytest.raises(UsageError, match="not a list"):
+        tenuto.score([1, 2])
+    with pytest.raises(ScheduleError, match=r"tenuto\.schedule\(pipe, steps=2\)"), scheduled(make("sd"), schedule):
+        pass

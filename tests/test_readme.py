@@ -11,7 +11,7 @@ def test_the_code_blocks_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     exec(compile(pictures, "README.md", "exec"), {})
     assert "of the work" in capsys.readouterr().out
-    assert len(list((tmp_path / "pictures").glob("*.png"))) == 3
+    assert len(list((tmp_path / "held").glob("*.png"))) == 3
     assert (tmp_path / "schedule.json").exists()
     exec(compile(text, "README.md", "exec"), {})
     assert "}])" in capsys.readouterr().out.replace(" ", "")

@@ -61,6 +61,10 @@ if TYPE_CHECKING:
     from tenuto.scores import Scores, load_scores
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'tenuto' has no attribute {name!r}")

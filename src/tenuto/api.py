@@ -20,7 +20,7 @@ Policy = Literal["refresh", "lifetimes"]
 
 
 def score(
-    model: Model | str | Path,
+    model: Model | str | Path | Any,
     *,
     eta: float = ETA,
     device: str | torch.device | None = None,
@@ -29,10 +29,14 @@ def score(
 ) -> Scores:
     """The score of every unit: of a loaded model, or of a checkpoint (name, path, hub id) without building it.
 
+    A diffusers pipeline, or its denoiser (a UNet2DConditionModel, a DiTTransformer2DModel), is scored as it is.
+
     In a `journal` (see `journal_of`) finished tensors are noted, so that an interrupted call goes on where it stopped.
     """
     if not 0 < eta < math.inf:
         raise UsageError(f"η must be positive and finite, not {eta}.")
+    if not isinstance(model, Model | str | Path):
+        return _score_diffusers(model, eta=eta, device=device, progress=progress)
     known = model if isinstance(model, Model) else open_model(str(model))
     return score_tensors(
         known.checkpoint if isinstance(known, Stored) else ModuleTensors(known.network),
@@ -46,6 +50,14 @@ def score(
     )
 
 
+def _score_diffusers(target: Any, **options: Any) -> Scores:
+    from tenuto.integrations.diffusers import denoiser_of, units_in
+
+    denoiser = denoiser_of(target)
+    name = type(denoiser).__name__
+    return score_tensors(ModuleTensors(denoiser), units_in(denoiser), model=name, architecture=name, **options)
+
+
 def journal_of(path: Path, stored: Stored, eta: float) -> Journal:
     """Where to note the scoring of a checkpoint; another checkpoint's, η's or version's notes do not count."""
     files = stored.checkpoint.files_seen()
@@ -53,7 +65,7 @@ def journal_of(path: Path, stored: Stored, eta: float) -> Journal:
 
 
 def schedule(
-    source: Scores | Model | str | Path,
+    source: Scores | Model | str | Path | Any,
     steps: int,
     *,
     policy: Policy = "refresh",
@@ -66,7 +78,7 @@ def schedule(
 ) -> Schedule:
     """A schedule for `steps` network evaluations.
 
-    source        scores, or the model to score first
+    source        scores, or the model to score first: anything that `score` takes
     policy        refresh: everything computed again every few steps (keeps the picture; the default)
                   lifetimes: the paper's, each unit computed until its lifetime ends and then held for good
     budget        share of unit-steps to compute; by default 0.25 for refresh, and what tau = 1 gives for lifetimes

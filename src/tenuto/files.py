@@ -35,9 +35,13 @@ def check_writable(path: Path) -> None:
     """Fail now rather than after the work whose result is to be written there."""
     if path.is_dir():
         raise TenutoError(f"Cannot write {path}: it is a directory.")
-    with replacing(path.parent / f".{path.name}.probe") as probe:
-        probe.touch()
-    (path.parent / f".{path.name}.probe").unlink(missing_ok=True)
+    made = [folder for folder in path.parents if not folder.exists()]
+    probe = path.with_name(f".{path.name}.probe")
+    with replacing(probe):
+        pass
+    probe.unlink()
+    for folder in made:  # the work may yet be refused, and should leave nothing behind
+        folder.rmdir()
 
 
 def write_text(path: Path, text: str) -> None:

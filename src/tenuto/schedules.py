@@ -61,6 +61,10 @@ class Schedule:
         object.__setattr__(self, "active", self.active.copy())
         self.active.flags.writeable = False
 
+    def __repr__(self) -> str:
+        name = self.policy.get("name", "hand-made")
+        return f"<Schedule for {self.model}: {name}, {self.steps} steps, {self.budget:.1%} of unit-steps computed>"
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Schedule) and to_json(self) == to_json(other)
 
@@ -104,21 +108,24 @@ class Schedule:
                 marks[refreshes[refreshes < step][-(self.order + 1) :]] = True
         return read
 
-    def check_fits(self, units: Sequence[str], fingerprints: Collection[str], model: str) -> None:
-        """Refuse to run on a model this schedule was not made for."""
+    def check_fits(
+        self, units: Sequence[str], fingerprints: Collection[str], model: str, remedy: str | None = None
+    ) -> None:
+        """Refuse to run on a model this schedule was not made for; `remedy` is how to make one that fits."""
+        remedy = remedy or f"tenuto schedule {model} --steps {self.steps}"
         if tuple(units) != self.units:
             mine, theirs = set(self.units), set(units)
             difference = sorted(mine ^ theirs)[:3]
             detail = f"they differ in {', '.join(difference)}, …" if difference else "in another order"
             raise ScheduleError(
                 f"The schedule was made for {self.model} ({len(self.units)} units), not for {model} "
-                f"({len(units)} units; {detail}). Make one with: tenuto schedule {model} --steps {self.steps}"
+                f"({len(units)} units; {detail}). Make one with: {remedy}"
             )
         if self.fingerprint not in fingerprints:
             raise ScheduleError(
                 f"The schedule was made from other weights than those of {model} (its fingerprint is "
                 f"{self.fingerprint[:19]}…, the model's {min(fingerprints)[:19]}…). "
-                f"Make one with: tenuto schedule {model} --steps {self.steps}"
+                f"Make one with: {remedy}"
             )
 
     def save(self, path: str | Path) -> None:

@@ -26,6 +26,6 @@ def main() -> None:
         error.show()
         sys.exit(2)
     if status == INTERRUPTED:
-        failure("Interrupted. What was finished is kept; nothing half-written was left behind.")
+        failure("Interrupted. Whatever was finished and written is kept; nothing half-written was left behind.")
         sys.exit(1)
     sys.exit(status if isinstance(status, int) else 0)

@@ -95,7 +95,8 @@ def schedule(
     source: Annotated[str, typer.Argument(metavar="SCORES_OR_MODEL", help="A score file, or a model as for `score`.")],
     steps: Annotated[int, typer.Option(help="Network evaluations of one generation.")],
     budget: Annotated[
-        float | None, typer.Option(help="Share of unit-steps to compute. Default: 0.25; for lifetimes, tau decides.")
+        float | None,
+        typer.Option(help="Share of unit-steps to compute, as nearly as steps allow. Default: 0.25."),
     ] = None,
     tau: Annotated[
         float | None, typer.Option(help="Scale τ of the lifetimes (default 1); instead of a budget.")

@@ -15,7 +15,7 @@ from tenuto.files import check_writable, write_json, write_text
 from tenuto.models import Model, find, load
 from tenuto.provenance import provenance
 from tenuto.report.images import save_image, save_images
-from tenuto.samplers.diffusion import Sampling, decode, generate
+from tenuto.samplers.diffusion import Sampling, class_index, decode, generate
 from tenuto.schedules import Schedule, load_schedule
 
 STEPS = 50  # of pictures; text takes a step for each token
@@ -89,8 +89,10 @@ def _pictures(request: Request, model: Model, schedule: Schedule | None) -> None
     sampling = Sampling(steps=_steps(request, STEPS, schedule), solver=request.solver or "ddim", guidance=guidance)
     once: list[Any] = _classes(model, request) if asks_for == "class" else _captions(model, request)
     wanted = [one for one in once for _ in range(request.count)]
+    check_writable(output / "generation.json")
     started = time.perf_counter()
     images: list[dict[str, Any]] = []
+    extra = {"solver": sampling.solver, "guidance": guidance}
     with progress("Generating", len(wanted) * sampling.steps) as advance:
         # Batch by batch, so that Ctrl-C keeps the pictures that were finished.
         for start, part in _parts(wanted, request.batch):
@@ -107,7 +109,8 @@ def _pictures(request: Request, model: Model, schedule: Schedule | None) -> None
             names = [f"{start + i:05d}" + (f"-class{one}" if asks_for == "class" else "") for i, one in enumerate(part)]
             for i, path in enumerate(save_images(samples, output, names)):
                 images.append({"file": path.name, asks_for: part[i], "seed": request.seed + start + i})
-    _finish(request, schedule, sampling.steps, started, images, solver=sampling.solver, guidance=guidance)
+            _note(request, schedule, sampling.steps, started, images, **extra)
+    _finish(request, schedule, sampling.steps, started, images, **extra)
 
 
 def _pipeline_pictures(request: Request, schedule: Schedule | None, device: torch.device) -> None:
@@ -137,6 +140,7 @@ def _pipeline_pictures(request: Request, schedule: Schedule | None, device: torc
             picture = pipe(prompt, num_inference_steps=steps, generator=generator, **options).images[0]
             save_image(picture, output / f"{i:05d}.png")
             images.append({"file": f"{i:05d}.png", "caption": prompt, "seed": request.seed + i})
+            _note(request, schedule, steps, started, images, guidance=request.guidance)
             advance(1)
     _finish(request, schedule, steps, started, images, guidance=request.guidance)
 
@@ -144,7 +148,9 @@ def _pipeline_pictures(request: Request, schedule: Schedule | None, device: torc
 def _text(request: Request, model: Model, schedule: Schedule | None) -> None:
     from tenuto.samplers.masked import MaskedSampling, generate_text
 
-    if not request.prompts or request.classes:
+    if request.classes:
+        raise UsageError(f"{model.name} writes text and knows no classes: --class is not for it.")
+    if not request.prompts:
         raise UsageError(f"{model.name} writes text: give it something to write after with --prompt.")
     length = LENGTH if request.length is None else request.length
     steps = _steps(request, length, schedule)
@@ -212,21 +218,32 @@ def _classes(model: Model, request: Request) -> list[int]:
 
 
 def _captions(model: Model, request: Request) -> list[str]:
-    if not request.prompts or request.classes:
+    if request.classes:
+        raise UsageError(f"{model.name} draws captions, not classes: use --prompt instead of --class.")
+    if not request.prompts:
         raise UsageError(f'{model.name} draws captions: say which, for instance --prompt "a photo of a red car".')
     return list(request.prompts)
+
+
+def _note(
+    request: Request, schedule: Schedule | None, steps: int, started: float, images: list[Any], **extra: Any
+) -> dict[str, Any]:
+    """Write down what was made so far, and return it."""
+    seconds = time.perf_counter() - started
+    summary = _summary(request, schedule, steps, seconds, **extra, images=images)
+    write_json(_output(request) / "generation.json", summary)
+    return summary
 
 
 def _finish(
     request: Request, schedule: Schedule | None, steps: int, started: float, images: list[Any], **extra: Any
 ) -> None:
-    seconds = time.perf_counter() - started
-    summary = _summary(request, schedule, steps, seconds, **extra, images=images)
-    write_json(_output(request) / "generation.json", summary)
+    summary = _note(request, schedule, steps, started, images, **extra)
     if request.as_json:
         print_json(summary)
-    else:
-        out.print(escape(f"{len(images)} pictures in {request.output} ({_how(schedule, steps, seconds)})"))
+        return
+    what = "1 picture" if len(images) == 1 else f"{len(images)} pictures"
+    out.print(escape(f"{what} in {request.output} ({_how(schedule, steps, summary['seconds'])})"))
 
 
 def _summary(request: Request, schedule: Schedule | None, steps: int, seconds: float, **extra: Any) -> dict[str, Any]:
@@ -246,16 +263,6 @@ def _summary(request: Request, schedule: Schedule | None, steps: int, seconds: f
 def _how(schedule: Schedule | None, steps: int, seconds: float) -> str:
     work = "" if schedule is None else f", {schedule.budget:.0%} of the unit-steps computed"
     return f"{seconds:.1f} s, {steps} steps{work}"
-
-
-def class_index(model: Model, name: str) -> int:
-    if name.isdecimal():
-        return int(name)
-    found = [i for i, label in enumerate(model.labels) if label.lower() == name.lower()]
-    if not found:
-        known = ", ".join(model.labels) if model.labels else f"numbers 0 to {model.config.classes - 1} only"
-        raise UsageError(f"{model.name} knows no class {name!r}; its classes are: {known}.")
-    return found[0]
 
 
 def check_device(device: str) -> torch.device:

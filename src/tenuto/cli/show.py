@@ -55,8 +55,8 @@ def print_scores(scores: Scores) -> None:
     table = Table(
         title=f"{escape(scores.model)}: {len(scores.units)} units", title_justify="left", box=None, pad_edge=False
     )
-    for name in ("unit", "kind"):
-        table.add_column(name)
+    table.add_column("unit", no_wrap=True, min_width=max(len(unit.name) for unit in scores.units))
+    table.add_column("kind")
     for name in ("matrices", "raw q̃", "score Λ̂", "GFLOPs"):
         table.add_column(name, justify="right")
     table.add_column("")
@@ -80,7 +80,8 @@ def schedule_facts(schedule: Schedule) -> dict[str, str]:
         "model": schedule.model,
         "policy": f"{schedule.policy.get('name', 'hand-made')}" + (f" ({parameters})" if parameters else ""),
         "steps": str(schedule.steps),
-        "work": f"{schedule.budget:.1%} of unit-steps, {schedule.flop_budget:.1%} of their FLOPs",
+        "work": f"{schedule.budget:.1%} of unit-steps, {schedule.flop_budget:.1%} of their FLOPs"
+        + (" (nothing is held)" if schedule.budget == 1 else ""),
         "reuse": f"{schedule.reuse} of the {schedule.hold}",
         "patterns": str(schedule.patterns),
         "fingerprint": schedule.fingerprint[:23] + "…",

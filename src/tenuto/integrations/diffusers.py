@@ -173,7 +173,7 @@ def scheduled(
                    weights rounded to a lower precision than they are stored in count as others
     """
     pipeline = target if isinstance(target, DiffusionPipeline) else None
-    denoiser = target if pipeline is None else _denoiser(pipeline)
+    denoiser = denoiser_of(target)
     attachment = attach(denoiser)
     try:
         _check_fits(schedule, attachment, check_weights)
@@ -208,11 +208,21 @@ def scheduled(
         attachment.detach()
 
 
-def _denoiser(pipeline: Any) -> nn.Module:
-    for name in ("unet", "transformer"):
-        if isinstance(module := getattr(pipeline, name, None), nn.Module):
-            return module
-    raise TenutoError(f"A {type(pipeline).__name__} has neither a unet nor a transformer to schedule.")
+def denoiser_of(target: Any) -> nn.Module:
+    """A pipeline's denoiser, or the denoiser itself."""
+    if isinstance(target, nn.Module):
+        return target
+    if isinstance(target, DiffusionPipeline):
+        for name in ("unet", "transformer"):
+            if isinstance(module := getattr(target, name, None), nn.Module):
+                return module
+        raise TenutoError(f"A {type(target).__name__} has neither a unet nor a transformer to schedule.")
+    raise UsageError(f"A model, its name or path, or a diffusers pipeline is needed, not a {type(target).__name__}.")
+
+
+def units_in(denoiser: nn.Module) -> tuple[Unit, ...]:
+    """The units of a live denoiser, in the order they run."""
+    return tuple(unit for site in sites_of(denoiser) for unit in site.units)
 
 
 def _check_fits(schedule: Schedule, attachment: Attachment, check_weights: bool) -> None:
@@ -220,7 +230,13 @@ def _check_fits(schedule: Schedule, attachment: Attachment, check_weights: bool)
     if check_weights:
         keys = [key for unit in attachment.units for key in unit.tensors()]
         fingerprints = {fingerprint_of(ModuleTensors(attachment.module), keys)}
-    schedule.check_fits([unit.name for unit in attachment.units], fingerprints, type(attachment.module).__name__)
+    name = type(attachment.module).__name__
+    schedule.check_fits(
+        [unit.name for unit in attachment.units],
+        fingerprints,
+        f"this {name}",
+        remedy=f"tenuto.schedule(pipe, steps={schedule.steps})",
+    )
 
 
 def _check_steps(schedule: Schedule, steps: int) -> None:

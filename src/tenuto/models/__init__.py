@@ -70,6 +70,9 @@ class Model:
     fingerprints: frozenset[str]  # of the weights as stored, and as rounded to the precision they run in
     path: Path | None = None  # where it was loaded from
 
+    def __repr__(self) -> str:
+        return f"<Model {self.name}: {self.architecture.name}, {len(self.units)} units, {self.dtype} on {self.device}>"
+
     @property
     def device(self) -> torch.device:
         return next(self.network.parameters()).device

@@ -42,7 +42,7 @@ class Sampling:
 
 def generate(
     model: Model,
-    classes: Sequence[int] | None = None,
+    classes: Sequence[int | str] | None = None,
     *,
     captions: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
@@ -55,14 +55,22 @@ def generate(
 ) -> Tensor:
     """A sample of the model's own space for each class or caption: [len(wanted), C, H, W], nominally in [-1, 1].
 
-    classes   of a model that draws classes; captions, of one that draws captions
+    classes   numbers or names, of a model that draws classes; captions, of one that draws captions
     seeds     one for each sample; by default seed, seed + 1, …. Noise depends on a sample's own seed alone, so
               results do not depend on how samples are batched
     progress  called after every step with the number of images in the batch
-    options   fields of `Sampling`, instead of `sampling`
+    options   fields of `Sampling` (steps, solver, guidance, guided_channels), instead of `sampling`; steps are the
+              schedule's unless given
     """
+    if not isinstance(model, Model):
+        raise UsageError(f"A loaded model is needed: tenuto.load(…) gives one, not a {type(model).__name__}.")
     if sampling is not None and options:
         raise UsageError("Give `sampling` or its fields, not both.")
+    if unknown := [name for name in options if name not in Sampling.__dataclass_fields__]:
+        known = ", ".join(Sampling.__dataclass_fields__)
+        raise UsageError(f"There is no option {unknown[0]!r}; the options of sampling are {known}.")
+    if schedule is not None and sampling is None:
+        options = {"steps": schedule.steps, **options}
     sampling = sampling or Sampling(**options)
     wanted = _wanted(model, classes, captions)
     seeds = [seed + i for i in range(len(wanted))] if seeds is None else seeds
@@ -171,7 +179,7 @@ def decode(latents: Tensor, vae_path: Path) -> Tensor:
         return torch.cat([vae.decode(z[None] / vae.config.scaling_factor).sample for z in latents])
 
 
-def _wanted(model: Model, classes: Sequence[int] | None, captions: Sequence[str] | None) -> Sequence[Any]:
+def _wanted(model: Model, classes: Sequence[int | str] | None, captions: Sequence[str] | None) -> Sequence[Any]:
     asks_for = model.architecture.asks_for
     given = {"class": classes, "caption": captions}
     if asks_for not in given:
@@ -184,7 +192,20 @@ def _wanted(model: Model, classes: Sequence[int] | None, captions: Sequence[str]
         raise UsageError(f"No {asks_for} was asked for.")
     if isinstance(wanted, str):
         raise UsageError(f"Captions are a list: give [{wanted!r}].")
-    return list(wanted)
+    return [class_index(model, one) for one in wanted] if asks_for == "class" else list(wanted)
+
+
+def class_index(model: Model, wanted: int | str) -> int:
+    """A class by its number or its name."""
+    if not isinstance(wanted, str):
+        return int(wanted)
+    if wanted.isdecimal():
+        return int(wanted)
+    found = [i for i, label in enumerate(model.labels) if label.lower() == wanted.lower()]
+    if not found:
+        known = ", ".join(model.labels) if model.labels else f"numbers 0 to {model.config.classes - 1} only"
+        raise UsageError(f"{model.name} knows no class {wanted!r}; its classes are: {known}.")
+    return found[0]
 
 
 def _batches(

@@ -251,6 +251,8 @@ def generate_text(
     **options: Any,
 ) -> list[str]:
     """What a language model writes after each prompt; `options` are fields of `MaskedSampling`."""
+    if model.architecture.asks_for != "prompt":
+        raise UsageError(f"{model.name} draws, it does not write; use generate.")
     if isinstance(prompts, str):
         raise UsageError(f"Prompts are a list: give [{prompts!r}].")
     if schedule is not None:
