@@ -196,6 +196,23 @@ def test_a_failed_scoring_leaves_nothing_behind(tenuto, model, tmp_path):
     assert {file.name for file in tmp_path.iterdir()} == {"model"}
 
 
+def test_a_disk_that_fills_up_when_scores_are_saved_costs_no_scoring(tenuto, model, tmp_path, monkeypatch):
+    from tenuto import spectrum
+    from tenuto.errors import TenutoError
+    from tenuto.scores import Scores
+
+    def full_disk(self, path):
+        raise TenutoError(f"Cannot write {path}: No space left on device.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Scores, "save", full_disk)
+        assert tenuto("score", model, "-o", "scores.json")[0] == 1
+    assert (tmp_path / "scores.json.journal").exists()
+    monkeypatch.setattr(spectrum, "_scaled_energies", lambda *args: pytest.fail("computed again"))
+    assert tenuto("score", model, "-o", "scores.json")[0] == 0
+    assert not (tmp_path / "scores.json.journal").exists()
+
+
 def test_brackets_in_a_path_are_no_markup(tenuto, tmp_path):
     write_checkpoint(tmp_path / "dit[v2]", random_dit())
     status, out, err = tenuto("score", "dit[v2]", "-o", "scores[v2].json")

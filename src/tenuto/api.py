@@ -20,7 +20,7 @@ Policy = Literal["refresh", "lifetimes"]
 
 
 def score(
-    model: Model | str | Path | Any,
+    model: Model | Stored | str | Path | Any,
     *,
     eta: float = ETA,
     device: str | torch.device | None = None,
@@ -35,14 +35,15 @@ def score(
     """
     if not 0 < eta < math.inf:
         raise UsageError(f"η must be positive and finite, not {eta}.")
-    if not isinstance(model, Model | str | Path):
+    if isinstance(model, str | Path):
+        model = open_model(str(model))
+    if not isinstance(model, Model | Stored):
         return _score_diffusers(model, eta=eta, device=device, progress=progress)
-    known = model if isinstance(model, Model) else open_model(str(model))
     return score_tensors(
-        known.checkpoint if isinstance(known, Stored) else ModuleTensors(known.network),
-        known.units,
-        model=known.name,
-        architecture=known.architecture.name,
+        model.checkpoint if isinstance(model, Stored) else ModuleTensors(model.network),
+        model.units,
+        model=model.name,
+        architecture=model.architecture.name,
         eta=eta,
         device=device,
         progress=progress,

@@ -7,34 +7,34 @@ from tenuto import api
 from tenuto.cli.console import out, print_json, progress, say
 from tenuto.cli.generate import check_device
 from tenuto.cli.show import print_schedule, print_scores
-from tenuto.errors import TenutoError
+from tenuto.errors import CheckpointError
 from tenuto.files import check_writable
-from tenuto.models import open_model
+from tenuto.models import Stored, open_model
 from tenuto.schedules import to_json as schedule_to_json
 from tenuto.scores import Scores, load_scores
 from tenuto.scores import to_json as scores_to_json
 
 
-def score_with_progress(model: str, **options: Any) -> Scores:
-    keys = {key for unit in open_model(model).units for key in unit.tensors()}
-    with progress(f"Scoring {model}", len(keys)) as advance:
-        return api.score(model, progress=lambda key: advance(1), **options)
+def score_with_progress(stored: Stored, **options: Any) -> Scores:
+    keys = {key for unit in stored.units for key in unit.tensors()}
+    with progress(f"Scoring {stored.name}", len(keys)) as advance:
+        return api.score(stored, progress=lambda key: advance(1), **options)
 
 
 def score_command(model: str, output: Path | None, eta: float, device: str, as_json: bool) -> None:
-    place, journal = check_device(device), None
+    place, stored, journal = check_device(device), open_model(model), None
     if output is not None:
         check_writable(output)
         # A large checkpoint takes minutes: beside the file to be written, what is finished survives an interrupt.
-        journal = api.journal_of(output.with_name(f"{output.name}.journal"), open_model(model), eta)
+        journal = api.journal_of(output.with_name(f"{output.name}.journal"), stored, eta)
     try:
-        scores = score_with_progress(model, eta=eta, device=place, journal=journal)
-        if output is not None:
-            scores.save(output)
-    except TenutoError:
+        scores = score_with_progress(stored, eta=eta, device=place, journal=journal)
+    except CheckpointError:
         if journal:
-            journal.done()  # trying again would fail again
+            journal.done()  # these weights will fail again
         raise
+    if output is not None:
+        scores.save(output)
     if journal:
         journal.done()
     if as_json:
@@ -46,8 +46,7 @@ def score_command(model: str, output: Path | None, eta: float, device: str, as_j
 
 
 def schedule_command(source: str, output: Path | None, as_json: bool, **options: Any) -> None:
-    is_scores = Path(source).is_file() and Path(source).read_bytes()[:1] == b"{"  # no checkpoint begins so
-    scores = load_scores(Path(source)) if is_scores else score_with_progress(source)
+    scores = load_scores(source) if _is_json(Path(source)) else score_with_progress(open_model(source))
     schedule = api.schedule(scores, **options)
     if output is not None:
         schedule.save(output)
@@ -59,3 +58,11 @@ def schedule_command(source: str, output: Path | None, as_json: bool, **options:
         say(f"Wrote {output}")
     elif not as_json:
         out.print("[dim]Add -o schedule.json to keep it.[/]")
+
+
+def _is_json(path: Path) -> bool:
+    """Whether a file begins as a score file does, and no checkpoint."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(1) == b"{"

@@ -14,7 +14,7 @@ from tenuto.cli.show import schedule_facts
 from tenuto.errors import UsageError
 from tenuto.files import check_writable, write_json
 from tenuto.measure.quality import psnr
-from tenuto.models import Model, load
+from tenuto.models import Model, load, open_model
 from tenuto.provenance import provenance
 from tenuto.report.images import difference, grid, save_image
 from tenuto.report.maps import terminal_map
@@ -33,7 +33,7 @@ def run(out_dir: Path, *, budget: float, steps: int, per_class: int, seed: int, 
         raise UsageError(f"--per-class must be at least 1, not {per_class}.")
     sampling = Sampling(steps=steps, guidance=1.5)
     check_writable(out_dir / "report.html")
-    scores = score_with_progress(MODEL)
+    scores = score_with_progress(open_model(MODEL))
     schedule = api.schedule(scores, steps, budget=budget)
     model = load(MODEL)
     classes = [c for _ in range(per_class) for c in range(model.config.classes)]

@@ -15,7 +15,7 @@ from tenuto.files import check_writable, write_json, write_text
 from tenuto.models import Model, find, load
 from tenuto.provenance import provenance
 from tenuto.report.images import save_image, save_images
-from tenuto.samplers.diffusion import Sampling, class_index, decode, generate
+from tenuto.samplers.diffusion import Sampling, class_index, decode, generate, load_vae
 from tenuto.schedules import Schedule, load_schedule
 
 STEPS = 50  # of pictures; text takes a step for each token
@@ -74,16 +74,15 @@ def _refuse(request: Request, what: str, *options: str) -> None:
 
 
 def _pictures(request: Request, model: Model, schedule: Schedule | None) -> None:
-    channels, vae, output = model.config.sample_shape[0], request.vae, _output(request)
+    channels, output = model.config.sample_shape[0], _output(request)
     if model.architecture.asks_for == "caption" and not (find(request.model) / "text_encoder").is_dir():
         raise UsageError(
             f"{model.name} is a UNet alone: it can be scored and scheduled, but to draw it needs its whole diffusers "
             "pipeline's directory."
         )
-    if vae is not None and not vae.is_dir():
-        raise CheckpointError(f"{vae} holds no VAE: there is no such directory.")
-    if channels not in (1, 3) and vae is None:
+    if channels not in (1, 3) and request.vae is None:
         raise UsageError(f"{model.name} makes latents of {channels} channels, not pictures: name its VAE with --vae.")
+    vae = load_vae(request.vae, model.device) if request.vae else None
     asks_for = model.architecture.asks_for
     guidance = model.architecture.guidance if request.guidance is None else request.guidance
     sampling = Sampling(steps=_steps(request, STEPS, schedule), solver=request.solver or "ddim", guidance=guidance)

@@ -181,7 +181,6 @@ def load(name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.d
 
 
 def _family(checkpoint: Checkpoint) -> Architecture:
-    families = [architecture(name) for name in ARCHITECTURES]
     if checkpoint.config is not None:
         kind, class_name = checkpoint.config.get("model_type"), checkpoint.config.get("_class_name")
         if isinstance(kind, str):
@@ -191,14 +190,14 @@ def _family(checkpoint: Checkpoint) -> Architecture:
                     f"{', '.join(ARCHITECTURES)}."
                 )
             return architecture(kind)
-        for family in families:
+        for family in map(architecture, ARCHITECTURES):
             if class_name is not None and family.class_name == class_name:
                 return family
         raise CheckpointError(
             f'The config.json of {checkpoint.path} has no "model_type"; it is one of: {", ".join(ARCHITECTURES)}'
             + (f". (A diffusers {class_name} is none of them.)" if class_name else ".")
         )
-    for family in families:
+    for family in map(architecture, ARCHITECTURES):
         if any(key in checkpoint.shapes for key in family.signatures):
             return family
     if lora := [key for key in checkpoint.shapes if "lora" in key.lower()]:

@@ -161,22 +161,26 @@ def make_solver(noise: NoiseLevels, sampling: Sampling) -> Any:
     return solver
 
 
-def decode(latents: Tensor, vae_path: Path) -> Tensor:
-    """Pictures from latents, by the VAE in a diffusers directory."""
+def load_vae(path: Path, device: torch.device) -> Any:
+    """The VAE in a diffusers directory."""
     from diffusers import AutoencoderKL
 
-    if not vae_path.is_dir():
-        raise CheckpointError(f"{vae_path} holds no VAE: there is no such directory.")
+    if not path.is_dir():  # or diffusers would look for it on the hub
+        raise CheckpointError(f"{path} holds no VAE: there is no such directory.")
     try:
-        vae = AutoencoderKL.from_pretrained(str(vae_path)).to(latents.device)
+        return AutoencoderKL.from_pretrained(str(path)).to(device)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{vae_path} holds no VAE that diffusers can load: {error}") from error
+        raise CheckpointError(f"{path} holds no VAE that diffusers can load: {error}") from error
+
+
+@torch.inference_mode()
+def decode(latents: Tensor, vae: Any) -> Tensor:
+    """Pictures from latents."""
     if vae.config.latent_channels != latents.shape[1]:
         raise UsageError(
-            f"The VAE {vae_path} decodes {vae.config.latent_channels} channels, but the model makes {latents.shape[1]}."
+            f"The VAE decodes {vae.config.latent_channels} channels, but the model makes {latents.shape[1]}."
         )
-    with torch.inference_mode():
-        return torch.cat([vae.decode(z[None] / vae.config.scaling_factor).sample for z in latents])
+    return torch.cat([vae.decode(z[None] / vae.config.scaling_factor).sample for z in latents])
 
 
 def _wanted(model: Model, classes: Sequence[int | str] | None, captions: Sequence[str] | None) -> Sequence[Any]:
@@ -197,9 +201,7 @@ def _wanted(model: Model, classes: Sequence[int | str] | None, captions: Sequenc
 
 def class_index(model: Model, wanted: int | str) -> int:
     """A class by its number or its name."""
-    if not isinstance(wanted, str):
-        return int(wanted)
-    if wanted.isdecimal():
+    if not isinstance(wanted, str) or wanted.isdecimal():
         return int(wanted)
     found = [i for i, label in enumerate(model.labels) if label.lower() == wanted.lower()]
     if not found:
