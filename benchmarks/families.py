@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from readme import ROOT, insert_between
+from readme import ROOT, insert_between, save_strips
 from torch import Tensor
 
 import tenuto
-from tenuto.files import replacing, write_json
+from tenuto.files import write_json
 from tenuto.measure.quality import psnr
 from tenuto.provenance import provenance
-from tenuto.report.images import grid
 
 STEPS, BUDGET = 50, 0.25
 IMAGE_MODELS: dict[str, dict[str, Any]] = {
@@ -101,18 +100,6 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def picture(path: Path, strips: list[tuple[str, Tensor]]) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 1.35 * len(strips)), layout="constrained", dpi=130)
-    for axes, (caption, samples) in zip(figure.subplots(len(strips), 1), strips, strict=True):
-        axes.imshow(grid(samples, 8, scale=4, gap=6), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-        axes.set_title(caption, fontsize=9, loc="left")
-        axes.axis("off")
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png")
-
-
 def main(
     seed: Annotated[int, typer.Option(help="Seed of the first picture.")] = 0,
     out: Annotated[Path, typer.Option(help="The project's root.")] = ROOT,
@@ -126,7 +113,8 @@ def main(
         strips.append((f"{name}, {record['work']:.0%} computed: {record['seconds_scheduled']:.1f} s", held))
     result = {"provenance": provenance(seed=seed), "pictures": records, "texts": write(seed)}
     write_json(out / "results" / "families.json", result)
-    picture(out / "docs" / "images" / "families.png", strips)
+    path = out / "docs" / "images" / "families.png"
+    save_strips(path, strips, columns=8, gap=6, height=1.35 * len(strips), dpi=130)
     insert_between(out / "README.md", BEGIN, END, markdown(result))
 
 

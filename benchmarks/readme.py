@@ -124,8 +124,6 @@ def markdown(result: dict[str, Any]) -> str:
 
 def draw(path: Path, rows: list[Row], pictures: list[Tensor], records: list[dict[str, Any]]) -> None:
     """Four strips: everything computed, the default schedule, their difference, and the paper's lifetimes."""
-    from matplotlib.figure import Figure
-
     names = [row.name for row in rows]
     default = next(i for i, name in enumerate(names) if "default" in name)
     paper = next(i for i, name in enumerate(names) if "paper" in name)
@@ -137,9 +135,18 @@ def draw(path: Path, rows: list[Row], pictures: list[Tensor], records: list[dict
         ("the difference between the two, 8 times amplified", difference(pictures[default], pictures[0], 8)[first]),
         (f"the paper's lifetimes, {work[paper]:.0%} computed", pictures[paper][first]),
     ]
-    figure = Figure(figsize=(9, 4.6), layout="constrained", dpi=150)
+    save_strips(path, strips, columns=10, gap=8, height=4.6, dpi=150)
+
+
+def save_strips(
+    path: Path, strips: list[tuple[str, Tensor]], *, columns: int, gap: int, height: float, dpi: int
+) -> None:
+    """Rows of samples, each under its caption."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, height), layout="constrained", dpi=dpi)
     for axes, (caption, samples) in zip(figure.subplots(len(strips), 1), strips, strict=True):
-        axes.imshow(grid(samples, 10, scale=4, gap=8), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        axes.imshow(grid(samples, columns, scale=4, gap=gap), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
         axes.set_title(caption, fontsize=9, loc="left")
         axes.axis("off")
     with replacing(path) as temporary:
