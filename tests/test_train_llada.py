@@ -26,7 +26,7 @@ from tenuto.models.llada import LLaDAConfig
 from tenuto.samplers.masked import generate_tokens
 
 CPU = torch.device("cpu")
-VOCABULARY = 700
+VOCABULARY = 1100
 TINY = LLaDAConfig(
     d_model=16,
     n_layers=2,
@@ -39,7 +39,7 @@ TINY = LLaDAConfig(
     mask_token_id=MASK,
     eos_token_id=EOS,
 )
-POOLS = {"needle": 20, "arithmetic": 20, "brackets": 20}
+POOLS = {"needle": 20, "bare needle": 20, "arithmetic": 20, "brackets": 20}
 
 
 def invented_book(seed: int) -> str:
@@ -168,6 +168,11 @@ def test_answers_alone_are_masked_half_of_the_time() -> None:
     assert weight[answers_only][:, 12:16].sum() * 400 / answers_only.sum() == pytest.approx(1, abs=0.4)
 
 
+def test_problems_that_never_fit_are_refused(corpus: llada_text.Corpus) -> None:
+    with pytest.raises(UsageError, match="None of 100 problems fits into 8 tokens"):
+        llada_text.rows(llada_text.needle(corpus, 0, False), 2, 8)
+
+
 def test_shares_of_a_batch_add_up() -> None:
     shares = train_llada.counts(train_llada.LONG_PARTS, 33)
     assert sum(shares.values()) == 33 and shares["needle"] == 13
@@ -199,7 +204,7 @@ def test_training_learns_something(corpus: llada_text.Corpus) -> None:
 
 def test_a_model_of_another_vocabulary_is_refused(corpus: llada_text.Corpus) -> None:
     settings = loop.Settings(seconds=60, batch=4, compile=False, max_steps=1)
-    with pytest.raises(UsageError, match="700 tokens"):
+    with pytest.raises(UsageError, match=f"{VOCABULARY} tokens"):
         train_llada.train_llada(corpus, train_llada.SHIPPED, settings, CPU, POOLS)
 
 

@@ -10,7 +10,7 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -55,6 +55,7 @@ DIFFERENCES = (
 LARGEST = 99  # sum or minuend
 BRACKETS = {"(": ")", "[": "]", "{": "}", "<": ">"}
 DEEPEST = 10
+SHORTEST_FILLER = 32  # tokens around a needle, cut at the end of a sentence
 
 
 class Corpus(NamedTuple):
@@ -210,7 +211,7 @@ def needle(corpus: Corpus, seed: int, held_out: bool, length: int = LONG) -> Ite
     """… The code of lamp is 4821. … Question: what is the code of lamp? Answer: 4821
 
     Half of the time another word has another code, so that the question must be read too. Filler of held-out tasks
-    comes from held-out text.
+    comes from held-out text; a row too short for any has none.
     """
     chance = random.Random(f"needle {seed} {held_out}")
     text = corpus.held_out if held_out else corpus.train
@@ -222,10 +223,13 @@ def needle(corpus: Corpus, seed: int, held_out: bool, length: int = LONG) -> Ite
         codes = [f"{chance.randrange(10_000):04}" for _ in words]
         if kept_from_training(words[0] + codes[0]) != held_out:
             continue
-        start = int(starts[chance.randrange(len(starts))])
-        end = int(starts[np.searchsorted(starts, start + chance.randint(32, longest), side="right") - 1])
-        if end - start < 16:  # one long sentence, or the end of the text
-            continue
+        start = end = int(starts[chance.randrange(len(starts))])
+        if longest >= SHORTEST_FILLER:
+            end = int(
+                starts[np.searchsorted(starts, start + chance.randint(SHORTEST_FILLER, longest), side="right") - 1]
+            )
+            if end - start < SHORTEST_FILLER // 2:  # one long sentence, or the end of the text
+                continue
         hidden = [corpus.encode(f" The code of {word} is {code}.") for word, code in zip(words, codes, strict=True)]
         chance.shuffle(hidden)
         inside = starts[np.searchsorted(starts, start) : np.searchsorted(starts, end, side="right")]
@@ -240,7 +244,14 @@ def needle(corpus: Corpus, seed: int, held_out: bool, length: int = LONG) -> Ite
 
 def rows(problems: Iterator[Problem], count: int, length: int) -> Rows:
     """The next problems that fit, as rows."""
-    fitting = (problem for problem in problems if len(problem.prompt) + len(problem.answer) < length)
+
+    def fit(problem: Problem) -> bool:
+        return len(problem.prompt) + len(problem.answer) < length
+
+    first = list(islice(problems, 100))
+    if not any(map(fit, first)):  # or the search for one would never end
+        raise UsageError(f"None of 100 problems fits into {length} tokens; a larger vocabulary makes them shorter.")
+    fitting = filter(fit, chain(first, problems))
     tokens = np.full((count, length), EOS, dtype=np.int16)
     starts, ends = np.zeros(count, dtype=np.int16), np.zeros(count, dtype=np.int16)
     for row, (prompt, answer) in enumerate(islice(fitting, count)):

@@ -68,12 +68,14 @@ SHIPPED = LLaDAConfig(
 LEAST = 1e-3  # of t, as in the reference
 HEAVIEST = 10.0  # 1/t of a token: without a bound, a few tokens of nearly finished rows drown the rest of a batch
 SHORTEST = 16  # tokens of a text row that is cut off
-POOLS = {"needle": 120_000, "arithmetic": 200_000, "brackets": 40_000}  # problems made before the training
+# Problems made before the training.
+POOLS = {"needle": 120_000, "bare needle": 120_000, "arithmetic": 200_000, "brackets": 40_000}
 # Three tenths of the tokens go to short rows, five of which cost as much as a long one. What the rows of each length
-# are made of, in twentieths; a third of all rows is text.
+# are made of, in twentieths. Needles without filler teach to read the question: among a page of text, which of two
+# codes is asked for is learnt very late.
 SHORT_SHARE = 0.3
 LONG_PARTS = {"text": 10, "needle": 8, "arithmetic": 1, "brackets": 1}
-SHORT_PARTS = {"text": 4, "arithmetic": 12, "brackets": 4}
+SHORT_PARTS = {"text": 2, "bare needle": 8, "arithmetic": 8, "brackets": 2}
 
 
 class Pool(NamedTuple):
@@ -129,6 +131,7 @@ def batches(
 
     made = {
         "needle": pool(needle(corpus, seed, held_out=False), pools["needle"], LONG),
+        "bare needle": pool(needle(corpus, seed, held_out=False, length=SHORT), pools["bare needle"], SHORT),
         "arithmetic": pool(arithmetic(corpus, seed, held_out=False), pools["arithmetic"], SHORT),
         "brackets": pool(brackets(corpus, seed, held_out=False), pools["brackets"], SHORT),
     }
