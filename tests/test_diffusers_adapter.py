@@ -27,7 +27,8 @@ from torch import Tensor, nn
 import tenuto
 from tenuto.checkpoint import ModuleTensors
 from tenuto.errors import CheckpointError, ScheduleError, TenutoError, UsageError
-from tenuto.executor import Executor, HoldingResidual
+from tenuto.executor import Executor
+from tenuto.holding import Unplanned
 from tenuto.integrations.blocks import sites_of
 from tenuto.integrations.diffusers import attach, scheduled, units_of
 from tenuto.integrations.dit_weights import to_diffusers, to_original
@@ -313,11 +314,11 @@ def test_a_held_resnet_adds_to_the_live_shortcut() -> None:
     x1, x2, temb = torch.randn(1, 8, 4, 4), torch.randn(1, 8, 4, 4), torch.randn(2, 1, 32)
     update = block(x1, temb[0]) - block.conv_shortcut(x1)
     attachment = attach(network)
-    holding = HoldingResidual(make_schedule(attachment.units, 2, every=2))
+    holding = Unplanned(make_schedule(attachment.units, 2, every=2))
     with attachment.using(holding):
-        holding.next_step()
+        holding.step = 0
         block(x1, temb[0])
-        holding.next_step()
+        holding.step = 1
         held = block(x2, temb[1])
     torch.testing.assert_close(held, block.conv_shortcut(x2) + update)
 
@@ -336,11 +337,11 @@ def test_held_branches_of_a_transformer_block_add_to_the_current_stream() -> Non
     schedule = make_schedule(attachment.units, 2)
     active = schedule.active.copy()
     active[schedule.units.index(f"{path}.attn2"), 1] = False
-    holding = HoldingResidual(Schedule(**{**vars(schedule), "active": active}))
+    holding = Unplanned(Schedule(**{**vars(schedule), "active": active}))
     with attachment.using(holding):
-        holding.next_step()
+        holding.step = 0
         block(x1, encoder_hidden_states=text)
-        holding.next_step()
+        holding.step = 1
         held = block(x2, encoder_hidden_states=text + 1)
     torch.testing.assert_close(held, expected)
 
@@ -359,20 +360,20 @@ def test_a_held_dit_branch_keeps_its_gate_live() -> None:
         schedule = make_schedule(attachment.units, 2, hold=hold)
         active = schedule.active.copy()
         active[0, 1] = False
-        holding = HoldingResidual(Schedule(**{**vars(schedule), "active": active}))
+        holding = Unplanned(Schedule(**{**vars(schedule), "active": active}))
         seen: list[Tensor] = []
         handle = block.norm3.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0]))
         with attachment.using(holding):
-            holding.next_step()
+            holding.step = 0
             block(x1, timestep=t1, class_labels=y)
-            holding.next_step()
+            holding.step = 1
             block(x2, timestep=t2, class_labels=y)
         handle.remove()
         torch.testing.assert_close(seen[1], x2 + gate * attention)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("hold", "expected"), [("update", [2, 1]), ("branch", [2, 2])])
+@pytest.mark.parametrize(("hold", "expected"), [("update", [3, 1]), ("branch", [3, 2])])
 def test_a_block_held_after_its_gate_computes_no_conditioning(hold: str, expected: list[int]) -> None:
     network, counts = make("dit"), [0, 0]
     block = network.transformer_blocks[1]
@@ -434,7 +435,7 @@ def test_a_schedule_saves_branches_in_every_generation(pipeline: StableDiffusion
     with scheduled(pipeline, schedule) as run_:
         first = paint(pipeline)
         assert set(counts.values()) == {2} and len(counts) == len(schedule.units)
-        assert run_.step == 6 and not run_._holding._held
+        assert run_.step == 6 and not len(run_._generation._kept)
         assert torch.equal(paint(pipeline), first)
         assert set(counts.values()) == {4}
         other = paint(pipeline, seed=1)
@@ -465,7 +466,7 @@ def test_an_exception_leaves_nothing_behind(pipeline: StableDiffusionXLPipeline)
         with pytest.raises(KeyboardInterrupt):
             paint(pipeline, seed=5)
         handle.remove()
-        assert run_.step == 0 and not run_._holding._held
+        assert run_.step == 0 and not len(run_._generation._kept)
         with pytest.raises(KeyboardInterrupt):
             paint(pipeline, seed=5, callback_on_step_end=fail)
         assert torch.equal(paint(pipeline), expected)

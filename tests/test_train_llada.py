@@ -5,6 +5,7 @@ What the commands write must be whole and readable; whether the real model is an
 
 import json
 import random
+import re
 import sys
 from itertools import islice
 from pathlib import Path
@@ -39,7 +40,7 @@ TINY = LLaDAConfig(
     mask_token_id=MASK,
     eos_token_id=EOS,
 )
-POOLS = {"needle": 20, "bare needle": 20, "arithmetic": 20, "brackets": 20}
+POOLS = {"needle": 20, "drill": 20, "arithmetic": 20, "brackets": 20}
 
 
 def invented_book(seed: int) -> str:
@@ -156,6 +157,31 @@ def test_batches_mask_what_they_should(corpus: llada_text.Corpus) -> None:
     assert text.sum() * len(long.noisy) / count == pytest.approx(1, abs=0.3)
 
 
+def test_drills_hide_all_answers_and_nothing_else(corpus: llada_text.Corpus) -> None:
+    tokens, answers = llada_text.drills(corpus, 0, 8)
+    for row, there in zip(tokens, answers, strict=True):
+        text = corpus.decode(row.tolist())
+        told = dict(re.findall(r"code of (\w+) is (\d{4})", text))
+        assert re.findall(r"code of (\w+)\? Answer: (\d{4})", text) and 2 <= len(told) <= llada_text.MOST_CODES
+        assert all(told[word] == code for word, code in re.findall(r"code of (\w+)\? Answer: (\d{4})", text))
+        assert not re.search(r"Answer: \d", corpus.decode(row[~there].tolist()))
+    batch = train_llada.unanswered(torch.from_numpy(tokens).long(), torch.from_numpy(answers))
+    assert torch.equal(batch.noisy == MASK, torch.from_numpy(answers)) and float(batch.weight.sum()) == pytest.approx(1)
+
+
+def test_training_goes_on_from_a_checkpoint(corpus: llada_text.Corpus, tmp_path: Path) -> None:
+    settings = loop.Settings(seconds=60, batch=8, compile=False, max_steps=1)
+    first = train_llada.train_llada(corpus, TINY, settings, CPU, POOLS)
+    train_llada.save(tmp_path / "first", first, TINY, settings, corpus)
+    still = loop.Settings(seconds=60, batch=8, compile=False, max_steps=1, lr=0.0, ema=0.0)
+    second = train_llada.train_llada(corpus, TINY, still, CPU, POOLS, start=tmp_path / "first")
+    for name, value in first.state.items():
+        assert torch.equal(second.state[name].bfloat16(), value.bfloat16()), name
+    train_llada.save(tmp_path / "second", second, TINY, still, corpus, start=tmp_path / "first")
+    record = json.loads((tmp_path / "second" / "loss.json").read_text())
+    assert record["before"]["steps"] == 1
+
+
 def test_answers_alone_are_masked_half_of_the_time() -> None:
     tokens = torch.full((400, 20), 9)
     start, end = torch.full((400,), 12), torch.full((400,), 16)
@@ -175,7 +201,7 @@ def test_problems_that_never_fit_are_refused(corpus: llada_text.Corpus) -> None:
 
 def test_shares_of_a_batch_add_up() -> None:
     shares = train_llada.counts(train_llada.LONG_PARTS, 33)
-    assert sum(shares.values()) == 33 and shares["needle"] == 13
+    assert sum(shares.values()) == 33 and shares["needle"] == 9
 
 
 def test_checkpoint_is_whole(checkpoint: Path, corpus: llada_text.Corpus) -> None:

@@ -52,10 +52,11 @@ DIFFERENCES = (
     "{name} has {a} {things} and loses {b}.",
     "There are {a} {things} in the box and {name} takes {b}.",
 )
+STATEMENT, QUESTION = " The code of {} is {}.", "\nQuestion: what is the code of {}? Answer:"
 LARGEST = 99  # sum or minuend
 BRACKETS = {"(": ")", "[": "]", "{": "}", "<": ">"}
 DEEPEST = 10
-SHORTEST_FILLER = 32  # tokens around a needle, cut at the end of a sentence
+MOST_CODES = 7  # in a drill; so many fit into a long row
 
 
 class Corpus(NamedTuple):
@@ -211,7 +212,7 @@ def needle(corpus: Corpus, seed: int, held_out: bool, length: int = LONG) -> Ite
     """… The code of lamp is 4821. … Question: what is the code of lamp? Answer: 4821
 
     Half of the time another word has another code, so that the question must be read too. Filler of held-out tasks
-    comes from held-out text; a row too short for any has none.
+    comes from held-out text.
     """
     chance = random.Random(f"needle {seed} {held_out}")
     text = corpus.held_out if held_out else corpus.train
@@ -223,14 +224,11 @@ def needle(corpus: Corpus, seed: int, held_out: bool, length: int = LONG) -> Ite
         codes = [f"{chance.randrange(10_000):04}" for _ in words]
         if kept_from_training(words[0] + codes[0]) != held_out:
             continue
-        start = end = int(starts[chance.randrange(len(starts))])
-        if longest >= SHORTEST_FILLER:
-            end = int(
-                starts[np.searchsorted(starts, start + chance.randint(SHORTEST_FILLER, longest), side="right") - 1]
-            )
-            if end - start < SHORTEST_FILLER // 2:  # one long sentence, or the end of the text
-                continue
-        hidden = [corpus.encode(f" The code of {word} is {code}.") for word, code in zip(words, codes, strict=True)]
+        start = int(starts[chance.randrange(len(starts))])
+        end = int(starts[np.searchsorted(starts, start + chance.randint(32, longest), side="right") - 1])
+        if end - start < 16:  # one long sentence, or the end of the text
+            continue
+        hidden = [corpus.encode(STATEMENT.format(*pair)) for pair in zip(words, codes, strict=True)]
         chance.shuffle(hidden)
         inside = starts[np.searchsorted(starts, start) : np.searchsorted(starts, end, side="right")]
         cuts = sorted(int(inside[chance.randrange(len(inside))]) for _ in hidden)
@@ -238,8 +236,39 @@ def needle(corpus: Corpus, seed: int, held_out: bool, length: int = LONG) -> Ite
         for cut, line in zip(cuts, hidden, strict=True):
             prompt += [*text[at:cut].tolist(), *line]
             at = cut
-        question = corpus.encode(f"\nQuestion: what is the code of {words[0]}? Answer:")
+        question = corpus.encode(QUESTION.format(words[0]))
         yield Problem([*prompt, *text[at:end].tolist(), *question], corpus.encode(f" {codes[0]}"))
+
+
+def drills(corpus: Corpus, seed: int, count: int, length: int = LONG) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
+    """Many codes and as many questions in a row: the rows, and where their answers are.
+
+    With one question a row, and two codes to choose from, that the question must be read is learnt very late.
+    """
+    chance = random.Random(f"drills {seed}")
+    tokens, answers = np.full((count, length), EOS, dtype=np.int16), np.zeros((count, length), dtype=bool)
+    made = 0
+    while made < count:
+        words = chance.sample(WORDS, chance.randint(2, MOST_CODES))
+        pairs = [(word, f"{chance.randrange(10_000):04}") for word in words]
+        if any(kept_from_training(word + code) for word, code in pairs):
+            continue
+        row = [BOS]
+        for pair in pairs:
+            row += corpus.encode(STATEMENT.format(*pair))
+        spans = []
+        for word, code in chance.sample(pairs, len(pairs)):
+            row += corpus.encode(QUESTION.format(word))
+            answer = corpus.encode(f" {code}")
+            spans.append((len(row), len(row) + len(answer)))
+            row += answer
+        if len(row) > length:
+            continue
+        tokens[made, : len(row)] = row
+        for start, end in spans:
+            answers[made, start:end] = True
+        made += 1
+    return tokens, answers
 
 
 def rows(problems: Iterator[Problem], count: int, length: int) -> Rows:

@@ -175,8 +175,10 @@ def save_weights(out: Path, state: dict[str, Tensor], pattern: str = "model{suff
         written.chmod(0o644)  # the library makes them private
 
 
-def save_record(out: Path, trained: Trained, settings: Settings, data: str) -> None:
-    """loss.json and loss.png: what the training took, and how it went."""
+def save_record(
+    out: Path, trained: Trained, settings: Settings, data: str, before: dict[str, Any] | None = None
+) -> None:
+    """loss.json and loss.png: what the training took, and how it went; `before`, the record of what it went on from."""
     record = {
         "provenance": provenance(seed=settings.seed),
         "data": data,
@@ -189,6 +191,7 @@ def save_record(out: Path, trained: Trained, settings: Settings, data: str) -> N
         "interrupted": trained.interrupted,
         "final_loss": trained.final_loss,
         "loss": trained.history,
+        **({} if before is None else {"before": before}),
     }
     write_json(out / "loss.json", record)
     plot_loss(out / "loss.png", trained.history)

@@ -22,6 +22,7 @@ from llada_text import (
     Problem,
     arithmetic,
     brackets,
+    drills,
     load,
     needle,
     rows,
@@ -47,6 +48,7 @@ from loop import (
 )
 from torch import Tensor
 
+import tenuto
 from tenuto.errors import UsageError
 from tenuto.files import read_json, write_json, write_text
 from tenuto.models.llada import LLaDA, LLaDAConfig
@@ -69,13 +71,12 @@ LEAST = 1e-3  # of t, as in the reference
 HEAVIEST = 10.0  # 1/t of a token: without a bound, a few tokens of nearly finished rows drown the rest of a batch
 SHORTEST = 16  # tokens of a text row that is cut off
 # Problems made before the training.
-POOLS = {"needle": 120_000, "bare needle": 120_000, "arithmetic": 200_000, "brackets": 40_000}
+POOLS = {"needle": 120_000, "drill": 60_000, "arithmetic": 200_000, "brackets": 40_000}
 # Three tenths of the tokens go to short rows, five of which cost as much as a long one. What the rows of each length
-# are made of, in twentieths. Needles without filler teach to read the question: among a page of text, which of two
-# codes is asked for is learnt very late.
+# are made of, in twentieths.
 SHORT_SHARE = 0.3
-LONG_PARTS = {"text": 10, "needle": 8, "arithmetic": 1, "brackets": 1}
-SHORT_PARTS = {"text": 2, "bare needle": 8, "arithmetic": 8, "brackets": 2}
+LONG_PARTS = {"text": 8, "needle": 6, "drill": 4, "arithmetic": 1, "brackets": 1}
+SHORT_PARTS = {"text": 4, "arithmetic": 12, "brackets": 4}
 
 
 class Pool(NamedTuple):
@@ -131,7 +132,6 @@ def batches(
 
     made = {
         "needle": pool(needle(corpus, seed, held_out=False), pools["needle"], LONG),
-        "bare needle": pool(needle(corpus, seed, held_out=False, length=SHORT), pools["bare needle"], SHORT),
         "arithmetic": pool(arithmetic(corpus, seed, held_out=False), pools["arithmetic"], SHORT),
         "brackets": pool(brackets(corpus, seed, held_out=False), pools["brackets"], SHORT),
     }
@@ -149,22 +149,45 @@ def batches(
         tokens[:, 0] = BOS
         return Pool(tokens, tokens.new_zeros(count), tokens.new_full((count,), length))
 
+    drill_tokens, drill_answers = (torch.from_numpy(part).to(device) for part in drills(corpus, seed, pools["drill"]))
+
     def batch(parts: dict[str, int], size: int, length: int) -> Batch:
-        drawn = [draw(kind, count, length) for kind, count in counts(parts, size).items()]
+        shares = counts(parts, size)
+        drilled = shares.pop("drill", 0)
+        drawn = [draw(kind, count, length) for kind, count in shares.items()]
         tokens, start, end = (torch.cat(same).long() for same in zip(*drawn, strict=True))
-        return masked(tokens, start, end, generator)
+        noisy = masked(tokens, start, end, generator)
+        if not drilled:
+            return noisy
+        chosen = integers(len(drill_tokens), drilled)
+        return joined(noisy, unanswered(drill_tokens[chosen].long(), drill_answers[chosen]))
 
     short = round(SHORT_SHARE * size)
     while True:
         yield batch(LONG_PARTS, size - short, LONG), batch(SHORT_PARTS, short * (LONG // SHORT), SHORT)
 
 
+def unanswered(tokens: Tensor, answers: Tensor) -> Batch:
+    """All answers of a drill masked, as they are when an answer is asked for."""
+    weight = answers / answers.sum(1, keepdim=True) / len(tokens)
+    return Batch(torch.where(answers, MASK, tokens), tokens, torch.ones_like(answers), weight)
+
+
+def joined(first: Batch, second: Batch) -> Batch:
+    """One batch, each row counting as much as any other."""
+    sizes = torch.tensor([len(first.noisy), len(second.noisy)]).double()
+    share = (sizes / sizes.sum()).tolist()
+    noisy, clean, real = (torch.cat(pair) for pair in zip(first[:3], second[:3], strict=True))
+    return Batch(noisy, clean, real, torch.cat([first.weight * share[0], second.weight * share[1]]))
+
+
 def masked(tokens: Tensor, start: Tensor, end: Tensor, generator: torch.Generator) -> Batch:
     """LLaDA's noise: a share t of each row's tokens masked, each counted 1/t, so that all levels count alike.
 
     Half of the task rows (those with an answer's start) are masked in the answer and the padding only, as in LLaDA's
-    fine-tuning. A row's loss is divided by its tokens that might be masked, padding not counted: divided by the
-    padding too, an answer of three tokens would hardly be heard beside a page of text.
+    fine-tuning; half of these lose all of the answer, as when it is asked for. A row's loss is divided by its tokens
+    that might be masked, padding not counted: divided by the padding too, an answer of three tokens would hardly be
+    heard beside a page of text.
 
     Half of the rows are cut off at a random place (tasks behind their answer). A network that has seen one length
     only takes the distance to the end for a clue, and is lost where there are fewer tokens to write.
@@ -181,7 +204,9 @@ def masked(tokens: Tensor, start: Tensor, end: Tensor, generator: torch.Generato
     least = torch.where(task, end, SHORTEST)
     kept = torch.where(uniform(size) < 0.5, length, least + (uniform(size) * (length - least + 1)).long())
     end = torch.minimum(end, kept)
-    first = torch.where(task & (uniform(size) < 0.5), start, 1)  # the start-of-text is never masked
+    answer_only = task & (uniform(size) < 0.5)
+    first = torch.where(answer_only, start, 1)  # the start-of-text is never masked
+    t = torch.where(answer_only & (uniform(size) < 0.5), 1.0, t)
     place = torch.arange(length, device=device)
     real = place < kept[:, None]
     hidden = (uniform(size, length) < t[:, None]) & (place >= first[:, None]) & real
@@ -196,13 +221,20 @@ def bound(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def train_llada(
-    corpus: Corpus, config: LLaDAConfig, settings: Settings, device: torch.device, pools: dict[str, int] = POOLS
+    corpus: Corpus,
+    config: LLaDAConfig,
+    settings: Settings,
+    device: torch.device,
+    pools: dict[str, int] = POOLS,
+    start: Path | None = None,
 ) -> Trained:
     if config.vocab_size != corpus.tokenizer.get_vocab_size():
         raise UsageError(f"The text has {corpus.tokenizer.get_vocab_size()} tokens, the model {config.vocab_size}.")
     torch.manual_seed(settings.seed)
     network = LLaDA(config)
     network.initialize_weights()
+    if start is not None:
+        network.load_state_dict(tenuto.load(start).network.state_dict())
     network = network.to(device)
     stream = batches(corpus, settings.batch, settings.seed, device, pools)
 
@@ -216,12 +248,15 @@ def train_llada(
     return train(network, loss_of, settings)
 
 
-def save(out: Path, trained: Trained, config: LLaDAConfig, settings: Settings, corpus: Corpus) -> None:
+def save(
+    out: Path, trained: Trained, config: LLaDAConfig, settings: Settings, corpus: Corpus, start: Path | None = None
+) -> None:
+    before = None if start is None else read_json(start / "loss.json", "training record")
     write_json(out / "config.json", {"model_type": "llada", **asdict(config)})
     write_text(out / "tokenizer.json", corpus.tokenizer.to_str(pretty=True))
     save_weights(out, trained.state)
     text = f"{len(corpus.train):,} tokens of books from github.com/{SOURCE}"
-    save_record(out, trained, settings, f"{text}, and made-up tasks")
+    save_record(out, trained, settings, f"{text}, and made-up tasks", before)
 
 
 def main(
@@ -229,6 +264,7 @@ def main(
     seconds: Seconds,
     data: Annotated[Path, typer.Option(help="The file made by llada_text.py.")] = DEFAULT_PATH,
     config: Config = None,
+    start: Annotated[Path | None, typer.Option(help="A trained checkpoint to go on from.")] = None,
     batch: Annotated[int, typer.Option(min=4, help=f"Rows of {LONG} tokens, or their worth in shorter ones.")] = 256,
     lr: Rate = 1e-3,
     ema: Ema = 0.9995,
@@ -243,7 +279,8 @@ def main(
         load(data),
         Settings(seconds, batch, lr, ema, seed, compile, max_steps),
     )
-    save(out, train_llada(corpus, llada, settings, torch.device(device)), llada, settings, corpus)
+    trained = train_llada(corpus, llada, settings, torch.device(device), start=start)
+    save(out, trained, llada, settings, corpus, start)
 
 
 if __name__ == "__main__":

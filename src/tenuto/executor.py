@@ -1,105 +1,293 @@
-"""Runs a network under a schedule, eagerly: computes the units of each step's pattern and reuses the others.
+"""Runs a network under a schedule: computes the units of each step's pattern and reuses the others.
 
     generation = Executor(network, schedule).start()
     for …:  output = generation(x, t, y)        # one network evaluation; the step counts itself
 
-All state lives in the generation, so nothing can leak from one to the next, whatever happens in between.
+Four modes, one interface, the same results up to rounding:
+
+eager    every unit computed at every step, as if there were no schedule
+skip     held units are skipped by Python, one step after the other
+padded   one CUDA graph: every unit computed, held ones selected away. It saves launches and nothing else
+jagged   one CUDA graph for each program of the plan: only what is computed is in it
+
+A generation owns all it keeps. Graphs and their buffers belong to the executor and serve one generation at a time;
+another one that runs meanwhile goes by skipping, and says so.
 """
 
-from collections import deque
-from collections.abc import Sequence
-from typing import Any
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from tenuto.errors import ScheduleError
-from tenuto.residual import Branch, plain
+from tenuto.chain import Chain, chain_of
+from tenuto.compilation import compiling
+from tenuto.errors import ScheduleError, UsageError
+from tenuto.graphs import Graphs, Signature, hashable, signature_of
+from tenuto.holding import Holding, Padded, Planes, References, Unplanned
+from tenuto.plan import Plan, make_plan
+from tenuto.residual import plain
 from tenuto.schedules import Schedule
+
+Mode = Literal["auto", "eager", "skip", "padded", "jagged"]
+STAGES = 4  # signatures of inputs whose graphs are kept; the one used longest ago gives way
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an executor took."""
+
+    mode: str
+    patterns: int
+    graphs: int
+    capture_seconds: float
+    cache_bytes: int
+
+
+class Slower(UserWarning):
+    """Graphs could not be used; the output is right, by a slower path."""
 
 
 class Executor:
-    def __init__(self, network: nn.Module, schedule: Schedule | None = None) -> None:
-        """Without a schedule every unit is computed at every step."""
+    def __init__(
+        self,
+        network: Callable[..., Any],
+        schedule: Schedule | None = None,
+        *,
+        mode: Mode = "auto",
+        compiled: bool = False,
+    ) -> None:
+        """network   called as network(…, residual=…)
+        schedule  without one, every unit is computed at every step
+        mode      auto: jagged on a GPU, skip elsewhere
+        compiled  compile the network's branch functions, each once
+        """
+        if mode not in get_args(Mode):
+            raise UsageError(f"The mode is one of {', '.join(get_args(Mode))}, not {mode!r}.")
         self.network = network
         self.schedule = schedule
+        self.mode = mode
+        self.compiled = compiled
+        self._chains: dict[Signature, Chain] = {}
+        self._plans: dict[Chain, Plan] = {}
+        self._stages: dict[Signature, Stage] = {}
+        self._warned: set[str] = set()
 
     def start(self) -> "Generation":
         """A new generation, at its first step and with nothing held."""
-        return Generation(self.network, self.schedule)
+        return Generation(self)
+
+    def captures(self, device: torch.device) -> bool:
+        """Whether evaluations on this device are recorded, so that inputs had better keep their shapes."""
+        return self.schedule is not None and device.type == "cuda" and self.mode not in ("eager", "skip")
+
+    def plan(self, *inputs: Any, **named: Any) -> Plan:
+        """What the schedule means for inputs like these; nothing is computed."""
+        if self.schedule is None:
+            raise UsageError("Without a schedule there is nothing to plan.")
+        leaves, spec = tree_flatten((inputs, named))
+        return self._plan_for(signature_of(leaves, spec), inputs, named)
+
+    def report(self) -> Report:
+        """What was recorded and kept so far."""
+        stages = list(self._stages.values())
+        return Report(
+            mode=self.mode,
+            patterns=0 if self.schedule is None else self.schedule.patterns,
+            graphs=sum(len(stage.graphs) for stage in stages),
+            capture_seconds=sum(stage.graphs.capture_seconds for stage in stages),
+            cache_bytes=sum(stage.residuals.bytes for stage in stages)
+            or max((plan.cache_bytes for plan in self._plans.values()), default=0),
+        )
+
+    def _plan_or_none(self, signature: Signature, inputs: Sequence[Any], named: Mapping[str, Any]) -> Plan | None:
+        """The plan, or None and a warning where the network cannot be looked at without running it."""
+        try:
+            return self._plan_for(signature, inputs, named)
+        except ScheduleError:
+            raise
+        except Exception as error:  # a network may do anything with tensors that have no values
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            self.warn(f"the network cannot be looked at beforehand ({reason})")
+            return None
+
+    def _plan_for(self, signature: Signature, inputs: Sequence[Any], named: Mapping[str, Any]) -> Plan:
+        chain = self._chain_for(signature, inputs, named)
+        if chain not in self._plans:
+            assert self.schedule is not None
+            self._plans[chain] = make_plan(self.schedule, chain)
+        return self._plans[chain]
+
+    def _chain_for(self, signature: Signature, inputs: Sequence[Any], named: Mapping[str, Any]) -> Chain:
+        known = self._chains.get(signature) if hashable(signature) else None
+        if known is None:
+            known = chain_of(self.network, inputs, named)
+            if hashable(signature):
+                self._chains[signature] = known
+        return known
+
+    def _stage_for(
+        self, generation: "Generation", signature: Signature, leaves: Sequence[Any], inputs: Any, named: Any
+    ) -> "Stage | None":
+        """The graphs for such inputs, or None and a warning where there can be none."""
+        mode = self.mode
+        if self.schedule is None or mode in ("eager", "skip"):
+            return None
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        on_gpu = [tensor for tensor in tensors if tensor.is_cuda]
+        if not on_gpu:
+            if mode != "auto":
+                self.warn("graphs need a GPU, and the inputs are not on one")
+            return None
+        if len(on_gpu) < len(tensors):
+            self.warn("an input lies on the CPU while others are on the GPU; move it there, and graphs can be used")
+            return None
+        if not hashable(signature):
+            self.warn("an input is neither a tensor nor a plain value")
+            return None
+        plan = self._plan_or_none(signature, inputs, named)
+        stage = self._stages.pop(signature, None)
+        if plan is None or (stage is not None and stage.failed):
+            return None  # which was said when it failed
+        if stage is None:
+            device = on_gpu[0].device
+            residuals = Padded(self.schedule, plan.chain, device) if mode == "padded" else Planes(plan, device)
+            while len(self._stages) >= STAGES:
+                self._stages.pop(next(iter(self._stages)))
+            stage = Stage(self, residuals, Graphs(device))
+        self._stages[signature] = stage  # the newest last
+        if not stage.acquire(generation):
+            self.warn("another generation is using the graphs")
+            return None
+        return stage
+
+    def warn(self, why: str) -> None:
+        if why not in self._warned:
+            self._warned.add(why)
+            warnings.warn(f"Running by a slower path: {why}.", Slower, stacklevel=4)
+
+
+_executors: "weakref.WeakKeyDictionary[nn.Module, Executor]" = weakref.WeakKeyDictionary()
+
+
+def executor_for(
+    network: nn.Module, schedule: Schedule | None, mode: Mode = "auto", compiled: bool = False
+) -> Executor:
+    """An executor; the one used last with this network if it does the same, so that its graphs serve again."""
+    last = _executors.get(network)
+    if last is not None and (last.mode, last.compiled) == (mode, compiled) and last.schedule == schedule:
+        return last
+    _executors[network] = executor = Executor(network, schedule, mode=mode, compiled=compiled)
+    return executor
+
+
+class Stage:
+    """Graphs and the buffers they work on, for one signature of inputs."""
+
+    def __init__(self, executor: Executor, residuals: Planes | Padded, graphs: Graphs) -> None:
+        self.residuals = residuals
+        self.graphs = graphs
+        self.failed = False
+        self._network = executor.network
+        self._warn = executor.warn
+        self._owner: weakref.ref[Generation] | None = None
+
+    def acquire(self, generation: "Generation") -> bool:
+        owner = None if self._owner is None else self._owner()
+        if owner is not None and owner is not generation and not owner.finished:
+            return False
+        self._owner = weakref.ref(generation)
+        self.residuals.reset()
+        return True
+
+    def run(self, step: int, leaves: Sequence[Any], spec: TreeSpec) -> Any:
+        signature = signature_of(leaves, spec)
+        padded = isinstance(self.residuals, Padded)
+        program = 0 if padded else self.residuals.plan.steps[step].program  # type: ignore[union-attr]
+        self.residuals.at(step)
+        if self.graphs.has(program, signature):
+            return self.graphs.replay(program, signature, leaves)
+        inputs, named = tree_unflatten(list(leaves), spec)
+
+        def evaluate(*inputs: Any, **named: Any) -> Any:
+            return self._network(*inputs, **named, residual=self._residual(step))
+
+        output = evaluate(*inputs, **named)  # the step itself, and the warm-up that recording needs
+        if not self.failed:
+            try:
+                self.graphs.capture(program, signature, leaves, spec, evaluate, output)
+            except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
+                self.failed = True
+                self._warn(f"recording one failed ({str(error).strip().splitlines()[0]})")
+        return output
+
+    def _residual(self, step: int) -> Any:
+        if isinstance(self.residuals, Padded):
+            return self.residuals
+        return Holding(self.residuals.plan, self.residuals, self.residuals.plan.steps[step])
 
 
 class Generation:
     """One run through the steps of a schedule."""
 
-    def __init__(self, network: nn.Module, schedule: Schedule | None) -> None:
-        self._network = network
-        self._holding = None if schedule is None else HoldingResidual(schedule)
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._stage: Stage | None = None
+        self._plan: Plan | None = None
+        self._kept = References()
+        if executor.schedule is not None:
+            self._unplanned = Unplanned(executor.schedule)
+        self.step = 0  # how many were taken
+        self.broken = False
 
-    def __call__(self, *inputs: Any, **named: Any) -> Tensor:
-        if self._holding is None:
-            return self._network(*inputs, **named, residual=plain)
-        self._holding.next_step()
-        return self._network(*inputs, **named, residual=self._holding)
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will be read of what is kept."""
+        schedule = self._executor.schedule
+        return self.broken or (schedule is not None and self.step >= schedule.steps)
 
-
-class HoldingResidual:
-    """The seam under a schedule: a computed unit is remembered, a held one is added again to the current stream."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
-        self.step = -1
-        self._row = {unit: i for i, unit in enumerate(schedule.units)}
-        # The last `order + 1` refreshes of each unit, newest first: (step, update or branch).
-        self._held: dict[str, deque[tuple[int, Tensor]]] = {}
-
-    def next_step(self) -> None:
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        executor, schedule = self._executor, self._executor.schedule
+        with compiling(executor.compiled):
+            if schedule is None:
+                return executor.network(*inputs, **named, residual=plain)
+            if self.broken:
+                raise ScheduleError("This generation ended in an exception; begin a new one.")
+            if self.step >= schedule.steps:
+                raise ScheduleError(
+                    f"The schedule has {schedule.steps} steps, but the sampler evaluates the network once more. "
+                    "Make the schedule for as many steps as the sampler takes."
+                )
+            try:
+                output = self._run(inputs, named)
+            except BaseException:
+                self.broken = True  # half a step was taken: what is kept belongs to no step
+                self._kept = References()
+                raise
         self.step += 1
-        if self.step >= self.schedule.steps:
-            raise ScheduleError(
-                f"The schedule has {self.schedule.steps} steps, but the sampler evaluates the network once more. "
-                "Make the schedule for as many steps as the sampler takes."
-            )
+        return output
 
-    def __call__(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
-        row = self._row.get(unit)
-        if row is None:
-            raise ScheduleError(f"The network has a unit {unit}, of which the schedule says nothing.")
-        late_gate = gate if self.schedule.hold == "branch" else None
-        if not self.schedule.active[row, self.step]:
-            return self._reused(unit, h, late_gate)
-        value = branch()
-        if gate is not None and late_gate is None:
-            value = gate() * value
-        self._remember(unit, row, value)
-        return h + (value if late_gate is None else late_gate() * value)
-
-    def _remember(self, unit: str, row: int, value: Tensor) -> None:
-        if not self.schedule.read_later[row, self.step]:
-            self._held.pop(unit, None)
-            return
-        held = self._held.setdefault(unit, deque(maxlen=self.schedule.order + 1))
-        held.appendleft((self.step, value))
-
-    def _reused(self, unit: str, h: Tensor, gate: Branch | None) -> Tensor:
-        refreshes = self._held[unit]
-        (last, *others), weights = refreshes, extrapolation_weights([step for step, _ in refreshes], self.step)
-        if not others:
-            return h + (last[1] if gate is None else gate() * last[1])
-        result = weights[0] * last[1]  # the one new buffer; on the CPU, fresh memory costs more than arithmetic
-        for weight, (_, value) in zip(weights[1:], others, strict=True):
-            result.add_(value, alpha=weight)
-        if gate is not None:
-            result.mul_(gate())
-        return result.add_(h) if result.dtype == h.dtype else h + result
-
-
-def extrapolation_weights(nodes: Sequence[int], at: int) -> list[float]:
-    """Lagrange's weights: the value at `at` of the polynomial through the values at `nodes` is their weighted sum."""
-    weights = []
-    for i, node in enumerate(nodes):
-        weight = 1.0
-        for j, other in enumerate(nodes):
-            if i != j:
-                weight *= (at - other) / (node - other)
-        weights.append(weight)
-    return weights
+    def _run(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        executor = self._executor
+        if executor.mode == "eager":
+            return executor.network(*inputs, **named, residual=plain)
+        leaves, spec = tree_flatten((inputs, named))
+        if self.step == 0:
+            signature = signature_of(leaves, spec)
+            self._stage = executor._stage_for(self, signature, leaves, inputs, named)
+            if self._stage is None:
+                self._plan = executor._plan_or_none(signature, inputs, named)
+        if self._stage is not None:
+            return self._stage.run(self.step, leaves, spec)
+        if self._plan is None:
+            self._unplanned.step = self.step
+            return executor.network(*inputs, **named, residual=self._unplanned)
+        moment = self._plan.steps[self.step]
+        self._kept.at(moment)
+        output = executor.network(*inputs, **named, residual=Holding(self._plan, self._kept, moment))
+        self._kept.forget(moment)
+        return output

@@ -38,6 +38,14 @@ class Hold(StrEnum):
     update = "update"
 
 
+class Mode(StrEnum):
+    auto = "auto"
+    eager = "eager"
+    skip = "skip"
+    padded = "padded"
+    jagged = "jagged"
+
+
 class Solver(StrEnum):
     ddim = "ddim"
     dpm = "dpm++"
@@ -170,6 +178,11 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, max=2**53, help="Seed of the first; the others count up.")] = 0,
     batch: Annotated[int, typer.Option(help="How many at a time; does not change them.")] = 16,
     vae: Annotated[Path | None, typer.Option(help="A diffusers VAE directory, for latent models.")] = None,
+    mode: Annotated[
+        Mode,
+        typer.Option(help="How the schedule is run: CUDA graphs (jagged) on a GPU and skipping elsewhere, or as said."),
+    ] = Mode.auto,
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile the network's branches first.")] = False,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
@@ -194,6 +207,8 @@ def generate(
             seed=seed,
             batch=batch,
             vae=vae,
+            mode=mode.value,
+            compiled=compiled,
             device=device,
             as_json=as_json,
         )

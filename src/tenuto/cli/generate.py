@@ -42,6 +42,8 @@ class Request:
     seed: int
     batch: int
     vae: Path | None
+    mode: Any
+    compiled: bool
     device: str
     as_json: bool
 
@@ -97,7 +99,10 @@ def _pictures(request: Request, model: Model, schedule: Schedule | None) -> None
         for start, part in _parts(wanted, request.batch):
             samples = generate(
                 model,
-                **{"classes" if asks_for == "class" else "captions": part},
+                part if asks_for == "class" else None,
+                captions=part if asks_for == "caption" else None,
+                mode=request.mode,
+                compiled=request.compiled,
                 seed=request.seed + start,
                 sampling=sampling,
                 schedule=schedule,
@@ -132,7 +137,8 @@ def _pipeline_pictures(request: Request, schedule: Schedule | None, device: torc
     options = {} if request.guidance is None else {"guidance_scale": request.guidance}
     wanted = [prompt for prompt in prompts for _ in range(request.count)]
     started, images = time.perf_counter(), []
-    held = scheduled(pipe, schedule, check_weights=True) if schedule else nullcontext()
+    how = {"mode": request.mode, "compiled": request.compiled}
+    held = scheduled(pipe, schedule, check_weights=True, **how) if schedule else nullcontext()
     with held, progress("Generating", len(wanted)) as advance:
         for i, prompt in enumerate(wanted):
             generator = torch.Generator().manual_seed(request.seed + i)
@@ -172,6 +178,8 @@ def _text(request: Request, model: Model, schedule: Schedule | None) -> None:
                 model,
                 part,
                 schedule=schedule,
+                mode=request.mode,
+                compiled=request.compiled,
                 chat=request.chat,
                 sampling=replace(sampling, seed=request.seed + start),
                 batch=request.batch,

@@ -10,6 +10,7 @@ from diffusers.models.attention import _chunked_feed_forward
 from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
+from tenuto.compilation import branch_function
 from tenuto.errors import TenutoError
 from tenuto.residual import Deferred, Residual
 from tenuto.units import Component, Matrix, Unit
@@ -180,20 +181,19 @@ def transformer_forward(
     options = dict(cross_attention_kwargs or {})
     grounding = options.pop("gligen", None)
 
-    def self_attention() -> Tensor:
-        context = encoder_hidden_states if block.only_cross_attention else None
-        x = block.norm1(hidden_states)
-        return block.attn1(x, encoder_hidden_states=context, attention_mask=attention_mask, **options)
-
-    def cross_attention() -> Tensor:
-        context, mask = encoder_hidden_states, encoder_attention_mask
-        return block.attn2(block.norm2(h1), encoder_hidden_states=context, attention_mask=mask, **options)
-
-    h1 = residual(f"{name}.attn1", hidden_states, self_attention)
+    first_context = encoder_hidden_states if block.only_cross_attention else None
+    h1 = residual(
+        f"{name}.attn1",
+        hidden_states,
+        lambda: attend(block.norm1, block.attn1, hidden_states, first_context, attention_mask, **options),
+    )
     if grounding is not None:
         h1 = block.fuser(h1, grounding["objs"])
-    h2 = h1 if block.attn2 is None else residual(f"{name}.attn2", h1, cross_attention)
-    return residual(f"{name}.ff", h2, lambda: feed_forward(block, block.norm3(h2)))
+    h2 = h1
+    if block.attn2 is not None:
+        context, mask = encoder_hidden_states, encoder_attention_mask
+        h2 = residual(f"{name}.attn2", h1, lambda: attend(block.norm2, block.attn2, h1, context, mask, **options))
+    return residual(f"{name}.ff", h2, lambda: feed_forward(block, h2))
 
 
 def dit_forward(
@@ -219,18 +219,41 @@ def dit_forward(
     # (shift, scale, gate) of attention, then of the MLP, each [B, D]
     m = Deferred(modulation)
 
-    def attention() -> Tensor:
-        x = norm1.norm(hidden_states) * (1 + m[1][:, None]) + m[0][:, None]
-        return block.attn1(x, attention_mask=attention_mask, **(cross_attention_kwargs or {}))
+    options = cross_attention_kwargs or {}
+    h1 = residual(
+        f"{name}.attn",
+        hidden_states,
+        lambda: attend_modulated(block, hidden_states, m[0], m[1], attention_mask, **options),
+        gate=lambda: m[2].unsqueeze(1),
+    )
+    return residual(
+        f"{name}.mlp", h1, lambda: feed_forward_modulated(block, h1, m[3], m[4]), gate=lambda: m[5].unsqueeze(1)
+    )
 
-    def mlp() -> Tensor:
-        return feed_forward(block, block.norm3(h1) * (1 + m[4][:, None]) + m[3][:, None])
 
-    h1 = residual(f"{name}.attn", hidden_states, attention, gate=lambda: m[2].unsqueeze(1))
-    return residual(f"{name}.mlp", h1, mlp, gate=lambda: m[5].unsqueeze(1))
+@branch_function
+def attend(norm: Any, attention: Any, x: Tensor, context: Tensor | None, mask: Tensor | None, **options: Any) -> Tensor:
+    return attention(norm(x), encoder_hidden_states=context, attention_mask=mask, **options)
 
 
+@branch_function
+def attend_modulated(
+    block: Any, x: Tensor, shift: Tensor, scale: Tensor, mask: Tensor | None, **options: Any
+) -> Tensor:
+    return block.attn1(block.norm1.norm(x) * (1 + scale[:, None]) + shift[:, None], attention_mask=mask, **options)
+
+
+@branch_function
 def feed_forward(block: Any, x: Tensor) -> Tensor:
+    return _feed_forward(block, block.norm3(x))
+
+
+@branch_function
+def feed_forward_modulated(block: Any, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return _feed_forward(block, block.norm3(x) * (1 + scale[:, None]) + shift[:, None])
+
+
+def _feed_forward(block: Any, x: Tensor) -> Tensor:
     if block._chunk_size is None:
         return block.ff(x)
     return _chunked_feed_forward(block.ff, x, block._chunk_dim, block._chunk_size)
@@ -246,22 +269,23 @@ def resnet_forward(
     **kwargs: Any,
 ) -> Tensor:
     """ResnetBlock2D of one resolution; a shortcut convolution is part of the stream, and stays live."""
-
-    def branch() -> Tensor:
-        x = block.conv1(block.nonlinearity(block.norm1(input_tensor)))
-        shift = temb
-        if block.time_emb_proj is not None:
-            shift = block.time_emb_proj(temb if block.skip_time_act else block.nonlinearity(temb))[:, :, None, None]
-        if block.time_embedding_norm == "scale_shift":
-            assert shift is not None
-            scale, shift = torch.chunk(shift, 2, dim=1)
-            x = block.norm2(x) * (1 + scale) + shift
-        else:
-            x = block.norm2(x if shift is None else x + shift)
-        return block.conv2(block.dropout(block.nonlinearity(x)))
-
     live = input_tensor
     if block.conv_shortcut is not None:
         live = block.conv_shortcut(live.contiguous() if block.training else live)
-    h = residual(name, live, branch)
+    h = residual(name, live, lambda: convolve(block, input_tensor, temb))
     return h if block.output_scale_factor == 1 else h / block.output_scale_factor
+
+
+@branch_function
+def convolve(block: Any, x: Tensor, temb: Tensor | None) -> Tensor:
+    x = block.conv1(block.nonlinearity(block.norm1(x)))
+    shift = temb
+    if block.time_emb_proj is not None:
+        shift = block.time_emb_proj(temb if block.skip_time_act else block.nonlinearity(temb))[:, :, None, None]
+    if block.time_embedding_norm == "scale_shift":
+        assert shift is not None
+        scale, shift = torch.chunk(shift, 2, dim=1)
+        x = block.norm2(x) * (1 + scale) + shift
+    else:
+        x = block.norm2(x if shift is None else x + shift)
+    return block.conv2(block.dropout(block.nonlinearity(x)))

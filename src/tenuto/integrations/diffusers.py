@@ -22,10 +22,11 @@ from diffusers import DiffusionPipeline, DiTTransformer2DModel, UNet2DConditionM
 from diffusers.models.attention import BasicTransformerBlock
 from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from tenuto.checkpoint import ModuleTensors, fingerprint_of
 from tenuto.errors import ScheduleError, TenutoError, UsageError
-from tenuto.executor import HoldingResidual
+from tenuto.executor import Executor, Mode
 from tenuto.integrations.blocks import Forward, Site, sites_of
 from tenuto.models.architecture import ConfigError
 from tenuto.residual import Branch, Residual, plain
@@ -117,36 +118,40 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 class Scheduled:
     """A denoiser that runs under a schedule, one step for each of its calls; made by `scheduled`."""
 
-    def __init__(self, attachment: Attachment, schedule: Schedule) -> None:
+    def __init__(self, attachment: Attachment, schedule: Schedule, mode: Mode, compiled: bool) -> None:
         self.attachment = attachment
         self.schedule = schedule
+        self.executor = Executor(self._network, schedule, mode=mode, compiled=compiled)
+        self._forward: Forward
         self.start()
 
     def start(self) -> None:
         """Begin a new generation, with nothing held. Pipelines do so by themselves."""
-        self._holding = HoldingResidual(self.schedule)
+        self._generation = self.executor.start()
         self._shape: tuple[int, ...] | None = None
 
     @property
     def step(self) -> int:
         """How many steps of the current generation were taken."""
-        return self._holding.step + 1
+        return self._generation.step
 
     def evaluate(self, forward: Forward, *args: Any, **kwargs: Any) -> Any:
         """One step."""
         self._check_shape(args[0] if args else kwargs.get("sample", kwargs.get("hidden_states")))
-        self._holding.next_step()
+        self._forward = forward
         try:
-            with self.attachment.using(self._holding):
-                output = forward(*args, **kwargs)
+            return self._generation(*args, **kwargs)
         except BaseException:
-            self.start()  # half a step was taken: nothing of this generation may reach the next
+            if self._generation.broken:
+                self.start()  # half a step was taken: nothing of this generation may reach the next
             raise
-        if self.step == self.schedule.steps:
-            finished = HoldingResidual(self.schedule)  # nothing will be read again, so the memory is given back now
-            finished.step = self._holding.step
-            self._holding = finished
-        return output
+
+    def _network(self, *args: Any, residual: Residual, **kwargs: Any) -> Any:
+        sample = args[0] if args else next(iter(kwargs.values()), None)
+        if isinstance(sample, FakeTensor) and any(hasattr(m, "_hf_hook") for m in self.attachment.module.modules()):
+            raise TenutoError("accelerate's hooks move its weights while it runs")
+        with self.attachment.using(residual):
+            return self._forward(*args, **kwargs)
 
     def _check_shape(self, sample: Any) -> None:
         if not isinstance(sample, Tensor):
@@ -161,12 +166,20 @@ class Scheduled:
 
 @contextmanager
 def scheduled(
-    target: Any, schedule: Schedule, *, check_steps: bool = True, check_weights: bool = False
+    target: Any,
+    schedule: Schedule,
+    *,
+    mode: Mode = "auto",
+    compiled: bool = False,
+    check_steps: bool = True,
+    check_weights: bool = False,
 ) -> Iterator[Scheduled]:
     """Within the block, a pipeline's denoiser, or a bare denoiser, runs under a schedule.
 
     target         a diffusers pipeline: a generation begins whenever it sets its scheduler's timesteps; or a denoiser:
                    `start()` of what this yields begins the next generation
+    mode           how it is run: auto, eager, skip, padded or jagged (see tenuto.executor)
+    compiled       compile the branches, each kind once
     check_steps    refuse a scheduler with another number of timesteps than the schedule has. Turn it off for pipelines
                    that leave some of the timesteps out (image-to-image, denoising_end)
     check_weights  refuse weights other than those the schedule was made from. Off by default: it reads them all, and
@@ -177,7 +190,7 @@ def scheduled(
     attachment = attach(denoiser)
     try:
         _check_fits(schedule, attachment, check_weights)
-        run = Scheduled(attachment, schedule)
+        run = Scheduled(attachment, schedule, mode, compiled)
         with ExitStack() as stack:
             watched: list[Any] = []  # the schedulers, for a pipeline may be given another one meanwhile
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from tenuto.compilation import branch_function
 from tenuto.models.architecture import Architecture, ConfigError, NoiseLevels
 from tenuto.models.layers import (
     Attention,
@@ -124,8 +125,16 @@ class DiTBlock(nn.Module):
     def forward(self, x: Tensor, c: Tensor, residual: Residual) -> Tensor:
         # (shift, scale, gate) of attention, then of the MLP, each [B, 1, D]
         m = Deferred(lambda: self.adaLN_modulation(c).unsqueeze(1).chunk(6, dim=-1))
-        h = residual(f"{self.name}.attn", x, lambda: self.attn(modulate(self.norm1(x), m[0], m[1])), gate=lambda: m[2])
-        return residual(f"{self.name}.mlp", h, lambda: self.mlp(modulate(self.norm2(h), m[3], m[4])), gate=lambda: m[5])
+        h = residual(f"{self.name}.attn", x, lambda: self.attend(x, m[0], m[1]), gate=lambda: m[2])
+        return residual(f"{self.name}.mlp", h, lambda: self.feed(h, m[3], m[4]), gate=lambda: m[5])
+
+    @branch_function
+    def attend(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        return self.attn(modulate(self.norm1(x), shift, scale))
+
+    @branch_function
+    def feed(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        return self.mlp(modulate(self.norm2(x), shift, scale))
 
 
 class FinalLayer(nn.Module):

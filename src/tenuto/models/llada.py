@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tenuto.compilation import branch_function
 from tenuto.models.architecture import Architecture, ConfigError, config_from_fields
 from tenuto.residual import Deferred, Residual, plain
 from tenuto.units import Component, Matrix, Unit
@@ -150,18 +151,22 @@ class LLaDABlock(nn.Module):
         self.ff_out = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor, rope: Deferred, mask: Tensor | None, residual: Residual) -> Tensor:
-        h = residual(f"{self.name}.attn", x, lambda: self.attention(self.attn_norm(x), rope, mask))
-        return residual(f"{self.name}.mlp", h, lambda: self.mlp(self.ff_norm(h)))
+        h = residual(f"{self.name}.attn", x, lambda: self.attend(x, rope[0], rope[1], mask))
+        return residual(f"{self.name}.mlp", h, lambda: self.feed(h))
 
-    def attention(self, x: Tensor, rope: Deferred, mask: Tensor | None) -> Tensor:
+    @branch_function
+    def attend(self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor | None) -> Tensor:
+        x = self.attn_norm(x)
         projected = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
         q, k, v = (y.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2) for y in projected)  # [B, heads, N, d_h]
-        q, k = rotate(q, rope[0], rope[1]), rotate(k, rope[0], rope[1])
+        q, k = rotate(q, cosines, sines), rotate(k, cosines, sines)
         if (shared := self.config.n_heads // self.config.n_kv_heads) > 1:
             k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
         return self.attn_out(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
 
-    def mlp(self, x: Tensor) -> Tensor:
+    @branch_function
+    def feed(self, x: Tensor) -> Tensor:
+        x = self.ff_norm(x)
         return self.ff_out(F.silu(self.ff_proj(x)) * self.up_proj(x))
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from tenuto.compilation import branch_function
 from tenuto.models.architecture import Architecture, ConfigError, NoiseLevels
 from tenuto.models.layers import (
     Attention,
@@ -95,8 +96,16 @@ class Block(nn.Module):
     def forward(self, x: Tensor, skip: Tensor | None, residual: Residual) -> Tensor:
         if self.skip_linear is not None and skip is not None:
             x = self.skip_linear(torch.cat([x, skip], dim=-1))
-        h = residual(f"{self.name}.attn", x, lambda: self.attn(self.norm1(x)))
-        return residual(f"{self.name}.mlp", h, lambda: self.mlp(self.norm2(h)))
+        h = residual(f"{self.name}.attn", x, lambda: self.attend(x))
+        return residual(f"{self.name}.mlp", h, lambda: self.feed(h))
+
+    @branch_function
+    def attend(self, x: Tensor) -> Tensor:
+        return self.attn(self.norm1(x))
+
+    @branch_function
+    def feed(self, x: Tensor) -> Tensor:
+        return self.mlp(self.norm2(x))
 
 
 class UViT(nn.Module):

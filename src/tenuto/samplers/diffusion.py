@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tenuto.errors import CheckpointError, UsageError
-from tenuto.executor import Executor, Generation
+from tenuto.executor import Generation, Mode, executor_for
 from tenuto.models import Model
 from tenuto.models.architecture import NoiseLevels
 from tenuto.schedules import Schedule
@@ -49,6 +49,8 @@ def generate(
     seed: int = 0,
     sampling: Sampling | None = None,
     schedule: Schedule | None = None,
+    mode: Mode = "auto",
+    compiled: bool = False,
     batch: int = 16,
     progress: Callable[[int], object] = lambda images: None,
     **options: Any,
@@ -58,6 +60,8 @@ def generate(
     classes   numbers or names, of a model that draws classes; captions, of one that draws captions
     seeds     one for each sample; by default seed, seed + 1, …. Noise depends on a sample's own seed alone, so
               results do not depend on how samples are batched
+    mode      how the schedule is run: auto, eager, skip, padded or jagged (see tenuto.executor)
+    compiled  compile the network's branches first, each kind once
     progress  called after every step with the number of images in the batch
     options   fields of `Sampling` (steps, solver, guidance, guided_channels), instead of `sampling`; steps are the
               schedule's unless given
@@ -75,7 +79,7 @@ def generate(
     wanted = _wanted(model, classes, captions)
     seeds = [seed + i for i in range(len(wanted))] if seeds is None else seeds
     _check_request(model, wanted, seeds, sampling, schedule, batch)
-    executor = Executor(model.network, schedule)
+    executor = executor_for(model.network, schedule, mode, compiled)
     samples = [
         _sample_batch(model, executor.start(), chunk, noise, sampling, progress)
         for chunk, noise in _batches(model, wanted, seeds, batch)
@@ -100,9 +104,10 @@ def _sample_batch(
     conditions = (_class_conditions if model.architecture.asks_for == "class" else _caption_conditions)(
         model, wanted, guided
     )
-    for t in solver.timesteps:
+    times = (solver.timesteps + first).to(model.device)  # all at once: nothing in the loop waits for a copy
+    for t, time in zip(solver.timesteps, times, strict=True):
         inputs = torch.cat([x, x]) if guided else x
-        output = evaluate(inputs.to(model.dtype), (t + first).expand(len(inputs)).to(model.device), *conditions)
+        output = evaluate(inputs.to(model.dtype), time.expand(len(inputs)), *conditions)
         noise = output[:, : x.shape[1]].float()  # a learned variance, behind it, is of no use to these solvers
         if guided:
             noise = guide(noise, guidance, sampling.guided_channels)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tenuto.errors import UsageError
-from tenuto.executor import Executor
+from tenuto.executor import Executor, Mode, executor_for
 from tenuto.models import Model
 from tenuto.models.llada import LLaDA, LLaDAConfig
 from tenuto.schedules import Schedule
@@ -93,7 +93,7 @@ def generate_tokens(
         raise UsageError("Give `sampling` or its fields, not both.")
     sampling = sampling or MaskedSampling(**options)
     executor = Executor(model) if isinstance(model, nn.Module) else model
-    config: LLaDAConfig = executor.network.config  # type: ignore[assignment]
+    config: LLaDAConfig = executor.network.config  # type: ignore[attr-defined]
     _check_request(config, executor, prompts, sampling, batch)
     rows = []
     for start in range(0, len(prompts), batch):
@@ -112,7 +112,7 @@ def _write_batch(
     seed: int,
     progress: Callable[[int], object],
 ) -> Tensor:
-    device = next(executor.network.parameters()).device
+    device = next(executor.network.parameters()).device  # type: ignore[attr-defined]
     tokens, real = (part.to(device) for part in _padded(prompts, sampling.length, config))
     width = tokens.shape[1] - sampling.length  # of the prompts
     padded = any(len(prompt) < width for prompt in prompts)
@@ -120,7 +120,8 @@ def _write_batch(
     if sampling.guidance and padded:
         mask = torch.cat([real, real])
     generators = [torch.Generator().manual_seed(seed + row) for row in range(len(prompts))]
-    evaluate = executor.start()
+    evaluate, recorded = executor.start(), executor.captures(device)
+    whole = torch.arange(sampling.block_length, device=device).expand(len(prompts), -1)
     for first in range(width, tokens.shape[1], sampling.block_length):
         last = first + sampling.block_length
         # The one place where the host waits for the device.
@@ -132,7 +133,9 @@ def _write_batch(
             # Which places are still masked differs from row to row, but not how many: the shapes are known ahead.
             written = (tokens[:, first:last] != config.mask_token_id).to(torch.uint8)
             places = written.sort(dim=1, stable=True).indices[:, :left]  # within the block, from left to right
-            inputs, positions = tokens, first + places
+            # A recorded evaluation wants inputs of one shape: the whole block, of which the written part is left out.
+            asked = whole if recorded else places
+            inputs, positions = tokens, first + asked
             if sampling.guidance:
                 blind = tokens.clone()
                 blind[:, :width] = config.mask_token_id
@@ -141,6 +144,8 @@ def _write_batch(
             if sampling.guidance:
                 seeing, unseeing = logits.chunk(2)
                 logits = unseeing + (sampling.guidance + 1) * (seeing - unseeing)
+            if recorded:
+                logits = logits.gather(1, places[:, :, None].expand(-1, -1, logits.shape[-1]))
             guesses = choose_tokens(logits, sampling, config.mask_token_id, generators, places)
             confidence = confidences(logits, guesses, sampling, generators, places)
             chosen = most_confident(confidence, count)
@@ -244,6 +249,8 @@ def generate_text(
     prompts: Sequence[str],
     *,
     schedule: Schedule | None = None,
+    mode: Mode = "auto",
+    compiled: bool = False,
     chat: bool = False,
     sampling: MaskedSampling | None = None,
     batch: int = 16,
@@ -258,7 +265,7 @@ def generate_text(
     if schedule is not None:
         schedule.check_fits([unit.name for unit in model.units], model.fingerprints, model.name)
     tokens = generate_tokens(
-        Executor(model.network, schedule),
+        executor_for(model.network, schedule, mode, compiled),
         [model.tokenizer.encode(prompt, chat) for prompt in prompts],
         sampling=sampling,
         batch=batch,

@@ -1,0 +1,97 @@
+"""How a network's units follow one another: found by watching one evaluation in which every unit is held.
+
+Nothing is computed for it: the evaluation runs on fake tensors, which have shapes but no values. What the network
+does besides its units (embeddings, skips, shortcut convolutions, the final layer) is seen reading the residual
+stream; two units with no such reader between them may be added as one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from tenuto.errors import ScheduleError
+from tenuto.residual import Branch
+
+
+@dataclass(frozen=True)
+class Link:
+    """One unit where it stands in the network."""
+
+    unit: str
+    shape: tuple[int, ...]  # of the stream there, and so of the unit's update
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    gated: bool
+    joined: bool  # to the next unit: what this one gives goes there, and nobody else reads it
+
+
+Chain = tuple[Link, ...]
+
+
+def chain_of(network: Callable[..., Any], inputs: Sequence[Any], named: Mapping[str, Any]) -> Chain:
+    """The units of `network`, in the order they run on these inputs."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    watch = _Watch()
+    faked, faked_named = tree_map_only(Tensor, fake.from_tensor, (tuple(inputs), dict(named)))
+    with torch.inference_mode(), fake, watch:
+        network(*faked, **faked_named, residual=watch.residual)
+    return watch.chain()
+
+
+def dense_stride(h: Tensor) -> tuple[int, ...]:
+    """The strides of a sum with h in it: h's own where it fills its memory, else those of a fresh tensor."""
+    order = sorted(range(h.dim()), key=lambda i: (h.stride(i), h.shape[i]), reverse=True)
+    dense, step = [0] * h.dim(), 1
+    for i in reversed(order):
+        dense[i] = step
+        step *= h.shape[i]
+    if all(h.shape[i] == 1 or h.stride(i) == dense[i] for i in order):
+        return h.stride()
+    return torch.empty(h.shape, device="meta").stride()
+
+
+class _Watch(TorchDispatchMode):
+    """Sees every operation, and which units' streams it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: list[tuple[str, Tensor, bool]] = []  # (unit, its stream after it, is it gated?)
+        self._follows: list[int | None] = []  # the unit whose stream each unit was given, untouched
+        self._place: dict[int, int] = {}  # the id of a unit's stream -> the unit's place
+        self._read: set[int] = set()
+
+    def residual(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
+        if any(unit == name for name, _, _ in self._seen):
+            raise ScheduleError(f"The network has two units named {unit}.")
+        after = torch.empty_strided(h.shape, dense_stride(h), dtype=h.dtype, device=h.device)
+        self._follows.append(self._place.get(id(h)))
+        self._place[id(after)] = len(self._seen)
+        self._seen.append((unit, after, gate is not None))  # kept alive, so that ids stay unique
+        return after
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value in tree_leaves((args, kwargs)):
+            if isinstance(value, Tensor) and id(value) in self._place:
+                self._read.add(self._place[id(value)])
+        return func(*args, **(kwargs or {}))
+
+    def chain(self) -> Chain:
+        takers = [place for place in self._follows if place is not None]
+        return tuple(
+            Link(
+                unit,
+                tuple(stream.shape),
+                stream.stride(),
+                stream.dtype,
+                gated,
+                joined=self._follows[i + 1 : i + 2] == [i] and takers.count(i) == 1 and i not in self._read,
+            )
+            for i, (unit, stream, gated) in enumerate(self._seen)
+        )

@@ -1,0 +1,131 @@
+"""CUDA graphs: a network's evaluation recorded once for each program, and replayed without Python.
+
+The only file that knows CUDA graphs. All graphs of a stage share one memory pool and one set of input and output
+buffers for each signature of inputs.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+Signature = tuple[Any, ...]
+
+
+def signature_of(leaves: Sequence[Any], spec: TreeSpec) -> Signature:
+    """What a graph is valid for: the inputs' shapes, strides, dtypes and devices, and whatever is no tensor."""
+    described = (
+        (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else ("value", leaf)
+        for leaf in leaves
+    )
+    return (spec, *described)
+
+
+def hashable(signature: Signature) -> bool:
+    try:
+        hash(signature)
+    except TypeError:
+        return False
+    return True
+
+
+@dataclass
+class Buffers:
+    """Where graphs of one signature find their inputs, and leave their output."""
+
+    inputs: list[Any]
+    spec: TreeSpec
+    outputs: list[Tensor]
+    output_spec: TreeSpec
+
+    def fill(self, leaves: Sequence[Any]) -> None:
+        for static, given in zip(self.inputs, leaves, strict=True):
+            if isinstance(static, Tensor):
+                static.copy_(given, non_blocking=True)
+
+    def result(self) -> Any:
+        """A copy: the next replay writes over the buffers."""
+        return tree_unflatten([output.clone() for output in self.outputs], self.output_spec)
+
+
+class Graphs:
+    """The recorded programs of one stage."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.capture_seconds = 0.0
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+        self._buffers: dict[Signature, Buffers] = {}
+        self._graphs: dict[tuple[Any, Signature], torch.cuda.CUDAGraph] = {}
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def replay(self, program: Any, signature: Signature, leaves: Sequence[Any]) -> Any:
+        buffers = self._buffers[signature]
+        buffers.fill(leaves)
+        self._graphs[program, signature].replay()
+        return buffers.result()
+
+    def has(self, program: Any, signature: Signature) -> bool:
+        return (program, signature) in self._graphs
+
+    def capture(
+        self,
+        program: Any,
+        signature: Signature,
+        leaves: Sequence[Any],
+        spec: TreeSpec,
+        evaluate: Callable[..., Any],
+        example: Any,
+    ) -> None:
+        """Record what `evaluate` does. It must have run before on such inputs, and given `example`.
+
+        Recording computes nothing: whatever the evaluation changes is as it was.
+        """
+        start = time.perf_counter()
+        if signature not in self._buffers:
+            self._buffers[signature] = _make_buffers(leaves, spec, example)
+        buffers = self._buffers[signature]
+        inputs, named = tree_unflatten(buffers.inputs, spec)
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                outputs, output_spec = tree_flatten(evaluate(*inputs, **named))
+                if output_spec != buffers.output_spec:
+                    raise RuntimeError("the network's output changed its structure")
+                for static, output in zip(buffers.outputs, outputs, strict=True):
+                    static.copy_(output)
+            except BaseException:
+                with suppress(RuntimeError):  # a broken recording has no proper end; the first error is the one to show
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        self._graphs[program, signature] = graph
+        self.capture_seconds += time.perf_counter() - start
+
+
+def _make_buffers(leaves: Sequence[Any], spec: TreeSpec, example: Any) -> Buffers:
+    outputs, output_spec = tree_flatten(example)
+    if not all(isinstance(output, Tensor) for output in outputs):
+        raise RuntimeError("the network gives something that is no tensor")
+    inputs = [_static(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return Buffers(inputs, spec, [torch.empty_like(output) for output in outputs], output_spec)
+
+
+def _static(tensor: Tensor) -> Tensor:
+    """A tensor of the same shape and values; one that was expanded is written out, so that it can be filled."""
+    return (
+        tensor.clone()
+        if 0 in tensor.stride()
+        else torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    )

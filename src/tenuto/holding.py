@@ -1,0 +1,267 @@
+"""The residuals that carry out a plan: what is kept where, and what is added in place of a held unit.
+
+`Holding` computes what a step's program says and nothing else. `Padded` computes everything and selects, so that one
+program serves every step.
+"""
+
+from collections import deque
+from math import prod
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tenuto.chain import Chain
+from tenuto.errors import ScheduleError
+from tenuto.kernels import add_held, add_held_planes
+from tenuto.plan import Cell, Moment, Plan, Storage, extrapolation_weights
+from tenuto.residual import Branch
+from tenuto.schedules import Schedule
+
+
+class Cache(Protocol):
+    """Where kept values are. A cell's planes are written at one slot, and read all together."""
+
+    def keep(self, cell: Cell, value: Tensor) -> None: ...
+
+    def keep_difference(self, cell: Cell, after: Tensor, before: Tensor) -> None: ...
+
+    def add(self, h: Tensor, cells: tuple[Cell, ...], gates: list[Tensor] | None) -> Tensor: ...
+
+
+class Holding:
+    """The seam under a plan: a computed unit is kept, a held one is added again to the current stream."""
+
+    def __init__(self, plan: Plan, cache: Cache, moment: Moment) -> None:
+        self.plan = plan
+        self.cache = cache
+        self.program = plan.programs[moment.program]
+        self._before: Tensor | None = None  # the stream where the sum that is being kept begins
+        self._gates: list[Branch] = []  # of the held units that are not added yet
+
+    def __call__(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
+        place = self.plan.places.get(unit)
+        if place is None:
+            raise ScheduleError(f"The network has a unit {unit}, of which the schedule says nothing.")
+        action, link = self.program[place], self.plan.chain[place]
+        if h.shape != link.shape:
+            raise ScheduleError(
+                f"The stream at {unit} changed from {list(link.shape)} to {list(h.shape)} in the middle of a "
+                "generation, and what is held no longer fits it. Begin a new generation when shapes change."
+            )
+        if action.opens:
+            self._before = h
+        if action.computed:
+            value = branch()
+            alone = action.keeps if action.keeps is not None and action.keeps.alone else None
+            if alone is not None and not alone.gated and gate is not None:
+                value, gate = gate() * value, None
+            after = add(h, gate, value)
+            if alone is not None:
+                self.cache.keep(alone, value)
+        else:
+            if gate is not None:
+                self._gates.append(gate)
+            after = h
+            if action.adds:
+                gates = [gate() for gate in self._gates] if action.adds[0].gated else None
+                self._gates = []
+                after = self.cache.add(h, action.adds, gates)
+        if action.keeps is not None and not action.keeps.alone:
+            assert self._before is not None
+            self.cache.keep_difference(action.keeps, after, self._before)
+            self._before = None
+        return after
+
+
+def add(h: Tensor, gate: Branch | None, value: Tensor) -> Tensor:
+    """What a computed unit does to the stream."""
+    if gate is None:
+        return h + value
+    factor = gate()
+    if h.is_cuda and h.dtype == value.dtype == factor.dtype:
+        return torch.addcmul(h, factor, value)  # one kernel instead of two
+    return h + factor * value
+
+
+class Unplanned:
+    """The seam under a schedule alone: each unit kept by itself. For networks that cannot be looked at beforehand."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.step = 0
+        self._row = {unit: i for i, unit in enumerate(schedule.units)}
+        # The last `order + 1` refreshes of each unit, newest first: (step, update or branch).
+        self._held: dict[str, deque[tuple[int, Tensor]]] = {}
+
+    def __call__(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
+        if unit not in self._row:
+            raise ScheduleError(f"The network has a unit {unit}, of which the schedule says nothing.")
+        row, late = self._row[unit], self.schedule.hold == "branch"
+        if not self.schedule.active[row, self.step]:
+            held = self._held[unit]
+            weights = extrapolation_weights([step for step, _ in held], self.step)
+            gates = [gate()] if late and gate is not None else None
+            return add_held(h, [[value for _, value in held]], [weights], gates)
+        value = branch()
+        if gate is not None and not late:
+            value, gate = gate() * value, None
+        if self.schedule.read_later[row, self.step]:
+            self._held.setdefault(unit, deque(maxlen=self.schedule.order + 1)).appendleft((self.step, value))
+        else:
+            self._held.pop(unit, None)
+        return add(h, gate, value)
+
+
+class References:
+    """Kept values as they are: nothing is copied. For running without graphs."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, int], Tensor] = {}
+        self._moment: Moment | None = None
+
+    def at(self, moment: Moment) -> None:
+        self._moment = moment
+
+    def keep(self, cell: Cell, value: Tensor) -> None:
+        assert self._moment is not None
+        self._kept[cell.store, cell.planes[self._moment.slots[cell]]] = value
+
+    def keep_difference(self, cell: Cell, after: Tensor, before: Tensor) -> None:
+        self.keep(cell, after - before)
+
+    def add(self, h: Tensor, cells: tuple[Cell, ...], gates: list[Tensor] | None) -> Tensor:
+        assert self._moment is not None
+        weights = [self._moment.weights[cell] for cell in cells]
+        kept = [
+            [
+                self._kept.get((cell.store, plane), h) if factor == 0 else self._kept[cell.store, plane]
+                for plane, factor in zip(cell.planes, factors, strict=True)
+            ]
+            for cell, factors in zip(cells, weights, strict=True)
+        ]
+        return add_held(h, kept, weights, gates)
+
+    def forget(self, moment: Moment) -> None:
+        """Give back what nobody reads after this step."""
+        for place in moment.frees:
+            self._kept.pop(place, None)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+class Planes:
+    """Kept values in buffers that never move, and the numbers of the current step beside them: what graphs need."""
+
+    def __init__(self, plan: Plan, device: torch.device) -> None:
+        self.plan = plan
+        self.storages = [allocate(storage, device) for storage in plan.storages]
+        self._row = {cell: i for i, cell in enumerate(plan.cells)}
+        slots, shape = plan.remembered, (len(plan.steps), max(len(self._row), 1))
+        weights, targets = torch.zeros(*shape, slots), torch.zeros(shape, dtype=torch.long)
+        for step, moment in enumerate(plan.steps):
+            for cell, factors in moment.weights.items():
+                weights[step, self._row[cell]] = torch.tensor(factors)
+            for cell, slot in moment.slots.items():
+                targets[step, self._row[cell]] = cell.planes[slot]
+        self._all_weights, self._all_targets = weights.to(device), targets.to(device)
+        self.weights, self.targets = self._all_weights[0].clone(), self._all_targets[0].clone()
+        self._indices: dict[tuple[Cell, ...], tuple[Tensor, Tensor]] = {}
+
+    @property
+    def bytes(self) -> int:
+        return sum(storage.untyped_storage().nbytes() for storage in self.storages)
+
+    def reset(self) -> None:
+        """A plane that was not written yet is read with the weight zero, and zero times anything finite is zero."""
+        for storage in self.storages:
+            storage.zero_()
+
+    def at(self, step: int) -> None:
+        if self.plan.remembered > 1:  # otherwise every step's numbers are the same
+            self.weights.copy_(self._all_weights[step])
+            self.targets.copy_(self._all_targets[step])
+
+    def keep(self, cell: Cell, value: Tensor) -> None:
+        storage = self.storages[cell.store]
+        if len(cell.planes) == 1:
+            storage[cell.planes[0]].copy_(value)
+        else:
+            row = self._row[cell]
+            storage.index_copy_(0, self.targets[row : row + 1], value[None])
+
+    def keep_difference(self, cell: Cell, after: Tensor, before: Tensor) -> None:
+        if len(cell.planes) == 1:
+            torch.sub(after, before, out=self.storages[cell.store][cell.planes[0]])
+        else:
+            self.keep(cell, after - before)
+
+    def add(self, h: Tensor, cells: tuple[Cell, ...], gates: list[Tensor] | None) -> Tensor:
+        storage = self.storages[cells[0].store]
+        if len(cells) == 1 and len(cells[0].planes) == 1:
+            value = storage[cells[0].planes[0]]
+            return h + value if gates is None else torch.addcmul(h, gates[0], value)
+        if cells not in self._indices:  # made when the program is first run, before it is captured
+            planes = torch.tensor([cell.planes for cell in cells], device=h.device)
+            rows = torch.tensor([self._row[cell] for cell in cells], device=h.device)
+            self._indices[cells] = planes, rows
+        planes, rows = self._indices[cells]
+        weights = self.weights if self.plan.remembered > 1 else torch.ones_like(self.weights)
+        return add_held_planes(h, storage, planes, weights, rows, None if gates is None else torch.stack(gates))
+
+
+def allocate(storage: Storage, device: torch.device) -> Tensor:
+    """[planes, *shape], each plane laid out as the stream is."""
+    size = prod(storage.shape)
+    flat = torch.zeros(storage.planes * size, dtype=storage.dtype, device=device)
+    return flat.as_strided((storage.planes, *storage.shape), (size, *storage.stride))
+
+
+class Padded:
+    """Every unit computed at every step, and what is held selected instead: one program for all steps."""
+
+    def __init__(self, schedule: Schedule, chain: Chain, device: torch.device) -> None:
+        self.late = schedule.hold == "branch"
+        self._place = {link.unit: i for i, link in enumerate(chain)}
+        slots = schedule.order + 1
+        # A unit's slots, and one plane more, which is written where nothing is to be kept.
+        self._planes = [allocate(Storage(link.shape, link.stride, link.dtype, slots + 1), device) for link in chain]
+        rows = {unit: i for i, unit in enumerate(schedule.units)}
+        active = torch.from_numpy(schedule.active.copy())[[rows[link.unit] for link in chain]].T  # [step, unit]
+        weights, targets = torch.zeros(*active.shape, slots), torch.full(active.shape, slots)
+        for i in range(len(chain)):
+            nodes: list[int] = []  # steps of the refreshes so far
+            for step in range(schedule.steps):
+                if active[step, i]:
+                    targets[step, i] = len(nodes) % slots
+                    nodes.append(step)
+                else:
+                    last = range(len(nodes))[-slots:]
+                    for k, weight in zip(last, extrapolation_weights([nodes[k] for k in last], step), strict=True):
+                        weights[step, i, k % slots] = weight
+        self._all = tuple(table.to(device) for table in (active, weights, targets))
+        self._now = tuple(table[0].clone() for table in self._all)
+
+    @property
+    def bytes(self) -> int:
+        return sum(planes.untyped_storage().nbytes() for planes in self._planes)
+
+    def reset(self) -> None:
+        for planes in self._planes:
+            planes.zero_()
+
+    def at(self, step: int) -> None:
+        for now, table in zip(self._now, self._all, strict=True):
+            now.copy_(table[step])
+
+    def __call__(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
+        place = self._place[unit]
+        planes, (active, weights, targets) = self._planes[place], (table[place] for table in self._now)
+        value = branch()
+        if gate is not None and not self.late:
+            value, gate = gate() * value, None
+        kept = sum(weights[k] * planes[k] for k in range(len(weights)))
+        chosen = torch.where(active, value, kept.to(value.dtype))  # type: ignore[union-attr]
+        planes.index_copy_(0, targets[None], value[None])
+        return add(h, gate, chosen)

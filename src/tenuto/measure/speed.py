@@ -1,0 +1,233 @@
+"""How fast a network runs under a schedule, by every way of running it, beside what the hardware allows.
+
+All figures of one subject come from one process: medians over whole generations after a warm-up, with their spread.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tenuto.executor import Executor, Mode
+from tenuto.policies import lifetimes_at, tau_for_budget
+from tenuto.schedules import Hold, Reuse, Schedule
+from tenuto.units import Unit
+
+Inputs = tuple[Sequence[Any], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network at one batch size and shape."""
+
+    model: str
+    setting: str
+    network: nn.Module
+    units: tuple[Unit, ...]  # with the cost of one sample at this shape
+    batch: int  # samples in one evaluation
+    inputs: tuple[Inputs, ...]  # taken in turns
+    device: torch.device
+
+    @property
+    def flops(self) -> float:
+        """Of all units in one evaluation."""
+        return self.batch * sum(unit.flops for unit in self.units)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(parameter.numel() * parameter.element_size() for parameter in self.network.parameters())
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One way of running it."""
+
+    name: str  # of the schedule
+    mode: Mode
+    compiled: bool
+    schedule: Schedule | None
+
+
+@dataclass
+class Row:
+    model: str
+    setting: str
+    mode: str
+    schedule: str
+    steps: int
+    budget: float
+    flop_budget: float
+    ms_per_evaluation: float
+    ms_per_generation: float
+    spread: float  # (slowest − fastest) / median of the generations measured
+    speedup_over_eager: float | None = None
+    speedup_over_padded: float | None = None
+    speedup_over_compiled: float | None = None
+    share_of_ideal: float | None = None
+    tflops: float = 0.0
+    gbps: float = 0.0
+    peak_bytes: int | None = None
+    cache_bytes: int = 0
+    patterns: int = 0
+    graphs: int = 0
+    capture_s: float = 0.0
+    compile_s: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: round(value, 6) if isinstance(value, float) else value for key, value in asdict(self).items()}
+
+
+# Schedules to time. Weights decide which units are computed when, hardly how long that takes: they need no scores.
+
+
+def everything(units: Sequence[Unit], steps: int) -> Schedule:
+    return _schedule(units, np.ones((len(units), steps), dtype=bool), "hold", "update")
+
+
+def refreshed(
+    units: Sequence[Unit], steps: int, every: int, reuse: Reuse = "linear", hold: Hold = "branch"
+) -> Schedule:
+    return _schedule(units, np.tile(np.arange(steps) % every == 0, (len(units), 1)), reuse, hold)
+
+
+def scattered_lifetimes(units: Sequence[Unit], steps: int, budget: float, seed: int = 0) -> Schedule:
+    """The paper's kind of schedule at its budget, from scores drawn evenly: as many different lifetimes as can be."""
+    scores = np.random.default_rng(seed).uniform(size=len(units)).tolist()
+    last = np.array(lifetimes_at(scores, steps, tau_for_budget(scores, steps, budget)))
+    return _schedule(units, np.arange(1, steps + 1)[None] <= last[:, None], "hold", "update")
+
+
+def _schedule(units: Sequence[Unit], active: Any, reuse: Reuse, hold: Hold) -> Schedule:
+    names, flops = tuple(unit.name for unit in units), tuple(unit.flops for unit in units)
+    return Schedule(names, active, flops, reuse, hold, "timing", "none")
+
+
+# Timing
+
+
+def measure(
+    subject: Subject, rungs: Sequence[Rung], repeats: int = 3, say: Callable[[str], object] = lambda text: None
+) -> Iterator[Row]:
+    """A row for each rung; the first must be eager, the others are compared with it."""
+    known: dict[tuple[str, bool, str], Row] = {}
+    compile_seconds = None
+    for rung in rungs:
+        if rung.compiled and compile_seconds is None:
+            compile_seconds = _compile(subject)
+        row = _time(subject, rung, repeats)
+        row.compile_s = compile_seconds if rung.compiled else None
+        known[rung.mode, rung.compiled, rung.name] = row
+        _compare(row, rung, known)
+        say(
+            f"{row.model} {row.setting}  {row.mode:16} {row.schedule:22} {row.ms_per_evaluation:8.3f} ms"
+            f"  x{row.speedup_over_eager or 1:.2f}"
+        )
+        yield row
+
+
+def _compile(subject: Subject) -> float:
+    start = time.perf_counter()
+    _generate(Executor(subject.network, compiled=True), subject, 1)
+    _wait(subject.device)
+    return time.perf_counter() - start
+
+
+def _time(subject: Subject, rung: Rung, repeats: int) -> Row:
+    schedule = rung.schedule
+    full = schedule is None
+    steps = 8 if schedule is None else schedule.steps
+    executor = Executor(subject.network, schedule, mode=rung.mode, compiled=rung.compiled)
+    _generate(executor, subject, steps)  # records what is to be recorded, and warms up
+    _wait(subject.device)
+    on_gpu = subject.device.type == "cuda"
+    if on_gpu:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    _generate(executor, subject, steps)
+    times = sorted(_seconds(lambda: _generate(executor, subject, steps), subject.device) for _ in range(repeats))
+    median = statistics.median(times)
+    budget = 1.0 if schedule is None else schedule.budget
+    flop_budget = 1.0 if schedule is None else schedule.flop_budget
+    report = executor.report()
+    each = median / steps
+    return Row(
+        subject.model,
+        subject.setting,
+        rung.mode + (" + compiled" if rung.compiled else ""),
+        rung.name,
+        steps,
+        budget,
+        flop_budget,
+        1e3 * each,
+        1e3 * median,
+        (times[-1] - times[0]) / median,
+        tflops=subject.flops * (1.0 if rung.mode == "padded" else flop_budget) / each / 1e12,
+        gbps=subject.weight_bytes * (1.0 if full or rung.mode == "padded" else budget) / each / 1e9,
+        peak_bytes=torch.cuda.max_memory_reserved() if on_gpu else None,
+        cache_bytes=report.cache_bytes,
+        patterns=report.patterns,
+        graphs=report.graphs,
+        capture_s=report.capture_seconds,
+    )
+
+
+def _compare(row: Row, rung: Rung, known: Mapping[tuple[str, bool, str], Row]) -> None:
+    def ratio(mode: str, compiled: bool, name: str) -> float | None:
+        other = known.get((mode, compiled, name))
+        return None if other is None else other.ms_per_evaluation / row.ms_per_evaluation
+
+    row.speedup_over_eager = ratio("eager", False, "full")
+    row.speedup_over_compiled = ratio("eager", True, "full")
+    row.speedup_over_padded = ratio("padded", rung.compiled, rung.name)
+    full, fixed = known.get(("jagged", rung.compiled, "full")), known.get(("jagged", rung.compiled, "nothing"))
+    if full is not None and fixed is not None and rung.mode == "jagged":
+        # The fixed part is what a step costs that computes no unit; `nothing` computes its first step of all.
+        alone = (fixed.ms_per_generation - full.ms_per_evaluation) / (fixed.steps - 1)
+        ideal = alone + row.flop_budget * (full.ms_per_evaluation - alone)
+        row.share_of_ideal = ideal / row.ms_per_evaluation
+
+
+@torch.inference_mode()
+def _generate(executor: Executor, subject: Subject, steps: int) -> None:
+    generation = executor.start()
+    for step in range(steps):
+        inputs, named = subject.inputs[step % len(subject.inputs)]
+        generation(*inputs, **named)
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    _wait(device)
+    start = time.perf_counter()
+    run()
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def ceilings(device: torch.device) -> dict[str, float]:
+    """What the chip does at best: a large matrix product in bfloat16, and a large copy, bytes read and written."""
+    n = 8192 if device.type == "cuda" else 1024
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    a, b = torch.randn(n, n, device=device, dtype=dtype), torch.randn(n, n, device=device, dtype=dtype)
+    source = torch.randn(2**28 if device.type == "cuda" else 2**24, device=device)
+    target = torch.empty_like(source)
+    product = _best(lambda: torch.mm(a, b), device)
+    copy = _best(lambda: target.copy_(source), device)
+    return {"tflops": 2 * n**3 / product / 1e12, "gbps": 2 * source.nbytes / copy / 1e9}
+
+
+def _best(run: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
+    for _ in range(3):
+        run()
+    return min(_seconds(run, device) for _ in range(repeats))

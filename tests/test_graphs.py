@@ -1,0 +1,285 @@
+"""Graphs give what running step by step gives, in any order of generations, shapes and schedules; or they say why not.
+
+These need a GPU. What they record and replay is tested on the CPU in test_plan.py.
+"""
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_dit
+from torch import nn
+
+import tenuto
+from tenuto.executor import Executor, Slower
+from tenuto.models.uvit import UViT, UViTConfig
+from tenuto.residual import plain
+from tenuto.schedules import Schedule
+
+pytestmark = pytest.mark.gpu
+STEPS = 9
+KINDS = {
+    "refresh, linear, branch": ("refresh", "linear", "branch"),
+    "refresh, hold, update": ("refresh", "hold", "update"),
+    "refresh, quadratic, update": ("refresh", "quadratic", "update"),
+    "lifetimes": ("lifetimes", "hold", "update"),
+}
+
+
+@pytest.fixture(autouse=True)
+def exact_float32():
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+
+
+def schedule_for(units, kind, steps=STEPS, seed=0):
+    policy, reuse, hold = KINDS[kind]
+    rng = np.random.default_rng(seed)
+    if policy == "refresh":
+        active = np.tile(np.arange(steps) % 3 == 0, (len(units), 1))
+    else:
+        active = np.arange(steps)[None] < rng.integers(1, steps + 1, len(units))[:, None]
+    return Schedule(tuple(units), active, (1.0,) * len(units), reuse, hold, "toy", "sha256:toy")
+
+
+def dit(dtype=torch.float32):
+    return random_dit().to("cuda", dtype)
+
+
+def dit_units(network):
+    return [f"blocks.{i}.{kind}" for i in range(len(network.blocks)) for kind in ("attn", "mlp")]
+
+
+def inputs(seed, batch=2, dtype=torch.float32, size=8, channels=1):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(batch, channels, size, size, generator=generator).to("cuda", dtype)
+    return x, torch.full((batch,), 900 - seed, device="cuda"), torch.arange(batch, device="cuda") % 4
+
+
+def run(executor, seed=0, **kwargs):
+    generation = executor.start()
+    steps = executor.schedule.steps
+    with torch.inference_mode():
+        return [generation(*inputs(100 * seed + step, **kwargs)) for step in range(steps)]
+
+
+def assert_same(got, want, tolerance=1e-5):
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", ["padded", "jagged"])
+def test_graphs_give_what_skipping_gives(mode, kind):
+    network = dit()
+    schedule = schedule_for(dit_units(network), kind)
+    executor = Executor(network, schedule, mode=mode)
+    want = run(Executor(network, schedule, mode="skip"))
+    assert_same(run(executor), want)  # recorded
+    assert_same(run(executor), want)  # replayed
+    report = executor.report()
+    assert report.graphs == (1 if mode == "padded" else len(executor.plan(*inputs(0)).programs))
+    assert report.cache_bytes > 0
+
+
+@pytest.mark.parametrize("mode", ["padded", "jagged"])
+def test_bfloat16_agrees_to_its_rounding(mode):
+    network = dit(torch.bfloat16)
+    schedule = schedule_for(dit_units(network), "refresh, linear, branch")
+    want = run(Executor(network, schedule, mode="skip"), dtype=torch.bfloat16)
+    got = run(Executor(network, schedule, mode=mode), dtype=torch.bfloat16)
+    for a, b in zip(got, want, strict=True):
+        assert (a - b).float().norm() < 0.02 * b.float().norm()
+
+
+def test_compiled_branches_agree_and_are_compiled_once_for_all_blocks():
+    import torch._dynamo.utils as utils
+
+    network = dit()
+    schedule = schedule_for(dit_units(network), "lifetimes")
+    want = run(Executor(network, schedule, mode="skip"))
+    torch._dynamo.reset()
+    utils.counters.clear()
+    executor = Executor(network, schedule, mode="jagged", compiled=True)
+    assert_same(run(executor), want, 1e-4)
+    assert_same(run(executor), want, 1e-4)
+    assert utils.counters["stats"]["unique_graphs"] == 2  # attention and MLP, not one for each block or pattern
+
+
+@pytest.mark.parametrize("mode", ["skip", "padded", "jagged"])
+@pytest.mark.parametrize("name", ["tiny-dit", "tiny-uvit", "tiny-sdxl", "tiny-llada"])
+def test_every_family_gives_the_same_by_every_path(name, mode):
+    try:
+        model = tenuto.load(name, device="cuda", dtype=torch.float32)
+    except tenuto.TenutoError:
+        pytest.skip(f"{name} is not here")
+    names = [unit.name for unit in model.units]
+    for kind in ("refresh, linear, branch", "lifetimes"):
+        table = schedule_for(names, kind, steps=8)
+        schedule = Schedule(
+            table.units, table.active, table.flops, table.reuse, table.hold, name, min(model.fingerprints)
+        )
+        if model.architecture.asks_for == "prompt":
+            options = {"steps": 8, "length": 16, "block_length": 8, "schedule": schedule}
+            prompts = ["The sun", "Tom has 12 apples and buys 7 more. How many apples? Answer:"]
+            texts = [tenuto.generate_text(model, prompts, mode=m, **options) for m in ("skip", mode, mode)]
+            assert texts[0] == texts[1] == texts[2]
+            continue
+        wanted = (
+            {"captions": ["a red car", "a dog"]} if model.architecture.asks_for == "caption" else {"classes": [0, 3]}
+        )
+        want = tenuto.generate(model, **wanted, schedule=schedule, mode="skip")
+        for _ in range(2):
+            got = tenuto.generate(model, **wanted, schedule=schedule, mode=mode)
+            torch.testing.assert_close(got, want, rtol=1e-3, atol=2e-3)
+
+
+def test_generations_do_not_disturb_one_another():
+    network = dit()
+    jagged, want = {}, {}
+    for i, kind in enumerate(KINDS):
+        schedule = schedule_for(dit_units(network), kind, seed=i)
+        jagged[kind] = Executor(network, schedule, mode="jagged")
+        for batch in (1, 2, 3):
+            want[kind, batch] = run(Executor(network, schedule, mode="skip"), seed=batch, batch=batch)
+    order = np.random.default_rng(0)
+    for _ in range(24):  # any order of schedules and batch sizes
+        kind, batch = list(KINDS)[order.integers(4)], int(order.integers(1, 4))
+        assert_same(run(jagged[kind], seed=batch, batch=batch), want[kind, batch])
+
+
+def test_a_second_generation_at_once_is_right_and_says_it_is_slower():
+    network = dit()
+    schedule = schedule_for(dit_units(network), "refresh, linear, branch")
+    executor, other = Executor(network, schedule, mode="jagged"), Executor(network, schedule, mode="skip")
+    want = run(other, 1), run(other, 2)
+    run(executor)
+    first, second = executor.start(), executor.start()
+
+    def interleaved():
+        with torch.inference_mode():
+            return [(first(*inputs(100 + step)), second(*inputs(200 + step))) for step in range(STEPS)]
+
+    with pytest.warns(Slower, match="another generation"):
+        got = interleaved()
+    assert_same([a for a, _ in got], want[0])
+    assert_same([b for _, b in got], want[1])
+
+
+def test_an_abandoned_generation_gives_the_graphs_back():
+    network = dit()
+    executor = Executor(network, schedule_for(dit_units(network), "lifetimes"), mode="jagged")
+    want = run(executor)
+    with torch.inference_mode():
+        executor.start()(*inputs(5))
+    assert_same(run(executor), want)
+    assert not executor._warned
+
+
+def test_what_a_generation_returned_stays_as_it_was():
+    network = dit()
+    executor = Executor(network, schedule_for(dit_units(network), "refresh, hold, update"), mode="jagged")
+    first = run(executor)
+    kept = [output.clone() for output in first]
+    run(executor, seed=3)
+    assert all(torch.equal(a, b) for a, b in zip(first, kept, strict=True))
+
+
+def test_nothing_in_the_loop_waits_for_the_device():
+    network = dit()
+    executor = Executor(network, schedule_for(dit_units(network), "refresh, linear, branch"), mode="jagged")
+    run(executor)
+    given = [inputs(step) for step in range(STEPS)]
+    generation = executor.start()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.inference_mode():
+            for step in range(STEPS):
+                generation(*given[step])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+class Stubborn(nn.Module):
+    """Asks for a value in the middle, which cannot be recorded."""
+
+    def forward(self, x, residual=plain):
+        h = residual("one", x, lambda: x * float(x.sum().item() > 0))
+        return residual("two", h, lambda: 2 * h)
+
+
+def test_what_cannot_be_recorded_runs_right_and_says_so():
+    table = Schedule(("one", "two"), np.array([[1, 0, 1], [1, 1, 0]], bool), (1.0, 1.0), "hold", "update", "t", "s")
+    network = Stubborn().cuda()
+    given = [torch.randn(4, 4, device="cuda") for _ in range(3)]
+    skip, jagged = Executor(network, table, mode="skip"), Executor(network, table, mode="jagged")
+
+    def through(executor):
+        generation = executor.start()
+        with torch.inference_mode():
+            return [generation(x) for x in given]
+
+    want = through(skip)
+    with pytest.warns(Slower, match="recording one failed"):
+        got = through(jagged)
+    assert_same(got, want)
+    assert_same(through(jagged), want)
+    torch.cuda.synchronize()
+
+
+def test_an_input_on_the_cpu_is_named():
+    network = dit()
+    executor = Executor(network, schedule_for(dit_units(network), "lifetimes"), mode="jagged")
+
+    class Mixed(nn.Module):
+        def forward(self, x, t, y, residual=plain):
+            return network(x, t.cuda(), y, residual=residual)
+
+    executor = Executor(Mixed(), executor.schedule, mode="jagged")
+    x, t, y = inputs(0)
+    with torch.inference_mode(), pytest.warns(Slower, match="lies on the CPU"):
+        executor.start()(x, t.cpu(), y)
+
+
+def test_channels_last_streams_are_kept_as_they_lie():
+    class Conv(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+
+        def forward(self, x, residual=plain):
+            for i, layer in enumerate(self.layers):
+                x = residual(f"c{i}", x, lambda x=x, layer=layer: layer(x))
+            return x
+
+    torch.manual_seed(0)
+    network = Conv().cuda().to(memory_format=torch.channels_last)
+    units = ["c0", "c1", "c2"]
+    for kind in KINDS:
+        schedule = schedule_for(units, kind)
+        results = []
+        for mode in ("skip", "jagged", "padded"):
+            generation = Executor(network, schedule, mode=mode).start()
+            with torch.inference_mode():
+                results.append(
+                    [
+                        generation(inputs(s, size=16, channels=8)[0].to(memory_format=torch.channels_last))
+                        for s in range(9)
+                    ]
+                )
+        assert_same(results[1], results[0], 1e-4)
+        assert_same(results[2], results[0], 1e-4)
+
+
+def test_skips_end_a_run_on_the_gpu_too():
+    torch.manual_seed(0)
+    network = UViT(UViTConfig(img_size=8, in_chans=1, embed_dim=32, depth=4, num_heads=2, num_classes=5))
+    network = network.cuda().eval().requires_grad_(False)
+    for parameter in network.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    from tenuto.models.uvit import units
+
+    names = [unit.name for unit in units(network.config)]
+    for kind in KINDS:
+        schedule = schedule_for(names, kind)
+        assert_same(
+            run(Executor(network, schedule, mode="jagged")), run(Executor(network, schedule, mode="skip")), 1e-4
+        )

@@ -1,0 +1,185 @@
+"""What a plan does must be what the schedule says, whatever it merges, reorders or uses again."""
+
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from tenuto.chain import chain_of
+from tenuto.executor import Executor
+from tenuto.holding import Holding, Padded, Planes
+from tenuto.plan import extrapolation_weights, make_plan
+from tenuto.residual import plain
+from tenuto.schedules import Schedule
+
+
+class Net(nn.Module):
+    """Eight units on one stream: some gated, a skip around two of them, and a live layer that reads in the middle."""
+
+    UNITS = tuple(f"u{i}" for i in range(8))
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.weights = [0.3 * torch.randn(4, 4, generator=generator, dtype=torch.float64) for _ in self.UNITS]
+
+    def forward(self, x, gate, residual=plain):
+        h = x
+        for i in range(3):
+            h = self.unit(i, h, residual)
+        skip = h
+        h = self.unit(3, h, residual, gate=lambda: gate)
+        h = self.unit(4, h, residual, gate=lambda: 1 + gate)
+        h = torch.tanh(h) + skip
+        for i in range(5, 8):
+            h = self.unit(i, h, residual)
+        return h.sin()
+
+    def unit(self, i, h, residual, gate=None):
+        return residual(f"u{i}", h, lambda: torch.tanh(h @ self.weights[i]), gate)
+
+
+def naive(schedule: Schedule):
+    """The semantics, as simply as they can be written: each unit's last refreshes, extrapolated one by one."""
+    held: dict[str, deque] = {unit: deque(maxlen=schedule.order + 1) for unit in schedule.units}
+
+    def at(step):
+        def residual(unit, h, branch, gate=None):
+            late = gate is not None and schedule.hold == "branch"
+            if schedule.active[schedule.units.index(unit), step]:
+                value = branch()
+                value = value if gate is None or late else gate() * value
+                held[unit].appendleft((step, value))
+            else:
+                weights = extrapolation_weights([s for s, _ in held[unit]], step)
+                value = sum(w * v for w, (_, v) in zip(weights, held[unit], strict=True))
+            return h + (gate() * value if late else value)
+
+        return residual
+
+    return at
+
+
+def inputs(steps):
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        yield (
+            torch.randn(2, 3, 4, generator=generator, dtype=torch.float64),
+            torch.rand(2, 1, 4, generator=generator, dtype=torch.float64),
+        )
+
+
+@st.composite
+def schedules(draw):
+    steps = draw(st.integers(1, 12))
+    if draw(st.booleans()):  # any rows at all, or few different ones, which is where neighbours merge
+        rows = [draw(st.lists(st.booleans(), min_size=steps, max_size=steps)) for _ in Net.UNITS]
+    else:
+        few = [draw(st.lists(st.booleans(), min_size=steps, max_size=steps)) for _ in range(2)]
+        rows = [draw(st.sampled_from(few)) for _ in Net.UNITS]
+    if draw(st.booleans()):  # lifetimes
+        rows = [[step <= sum(row) for step in range(steps)] for row in rows]
+    active = np.array(rows, dtype=bool)
+    active[:, 0] = True
+    reuse, hold = draw(st.sampled_from(["hold", "linear", "quadratic"])), draw(st.sampled_from(["update", "branch"]))
+    return Schedule(Net.UNITS, active, (1.0,) * 8, reuse, hold, "toy", "sha256:toy")
+
+
+def expected(net, schedule):
+    at = naive(schedule)
+    return [net(x, gate, residual=at(step)) for step, (x, gate) in enumerate(inputs(schedule.steps))]
+
+
+@given(schedules())
+@settings(deadline=None, max_examples=150)
+def test_skipping_follows_the_schedule(schedule):
+    net = Net()
+    generation = Executor(net, schedule).start()
+    for (x, gate), want in zip(inputs(schedule.steps), expected(net, schedule), strict=True):
+        torch.testing.assert_close(generation(x, gate), want, rtol=1e-9, atol=1e-9)
+    assert len(generation._kept) == 0
+
+
+@given(schedules())
+@settings(deadline=None, max_examples=100)
+def test_so_do_the_buffers_that_graphs_work_on(schedule):
+    net = Net()
+    first = next(inputs(1))
+    plan = make_plan(schedule, chain_of(net, first, {}))
+    planes = Planes(plan, torch.device("cpu"))
+    for storage in planes.storages:
+        storage.fill_(1e3)  # what an earlier generation left
+    planes.reset()
+    for step, ((x, gate), want) in enumerate(zip(inputs(schedule.steps), expected(net, schedule), strict=True)):
+        planes.at(step)
+        got = net(x, gate, residual=Holding(plan, planes, plan.steps[step]))
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)  # weights are float32 there
+
+
+@given(schedules())
+@settings(deadline=None, max_examples=50)
+def test_so_does_padding(schedule):
+    net = Net()
+    padded = Padded(schedule, chain_of(net, next(inputs(1)), {}), torch.device("cpu"))
+    padded.reset()
+    for step, ((x, gate), want) in enumerate(zip(inputs(schedule.steps), expected(net, schedule), strict=True)):
+        padded.at(step)
+        torch.testing.assert_close(net(x, gate, residual=padded), want, rtol=1e-5, atol=1e-5)
+
+
+def planned(rows, reuse="hold", hold="update"):
+    active = np.array([[mark == "#" for mark in row] for row in rows])
+    schedule = Schedule(Net.UNITS, active, (1.0,) * 8, reuse, hold, "toy", "sha256:toy")
+    return make_plan(schedule, chain_of(Net(), next(inputs(1)), {}))
+
+
+def test_the_chain_is_found():
+    chain = chain_of(Net(), next(inputs(1)), {})
+    assert [link.unit for link in chain] == list(Net.UNITS)
+    # u2 ends at the skip, u4 at the live layer, u7 at the output.
+    assert [link.joined for link in chain] == [True, True, False, True, False, True, True, False]
+    assert [link.gated for link in chain] == [False] * 3 + [True] * 2 + [False] * 3
+    assert all(link.shape == (2, 3, 4) for link in chain)
+
+
+def test_neighbours_refreshed_together_are_one_buffer():
+    plan = planned(["#..#.."] * 8)
+    assert plan.storages[0].planes == 3  # one for each stretch between readers
+    assert len(plan.programs) == 2  # one that computes everything, one that adds three sums
+    assert sum(len(action.adds) for action in plan.programs[1]) == 3
+    assert planned(["#..#.."] * 8, reuse="linear").storages[0].planes == 6
+
+
+def test_a_branch_before_its_gate_keeps_its_own_buffer():
+    plan = planned(["#..#.."] * 8, hold="branch")
+    assert plan.storages[0].planes == 4
+    assert plan.cache_bytes == 4 * 2 * 3 * 4 * 8
+
+
+def test_lifetimes_collapse_as_neighbours_end():
+    plan = planned(["#.....", "##....", "###...", *["######"] * 5])
+    assert plan.storages[0].planes == 1  # the sum grows; there is never a second one
+    held = planned(["#.....", "######", "#.....", *["######"] * 5])
+    assert held.storages[0].planes == 2  # a computed unit between them
+
+
+def test_refresh_schedules_have_as_many_programs_as_patterns():
+    for reuse in ("hold", "linear", "quadratic"):
+        plan = planned([("#" + "." * 4) * 6] * 8, reuse=reuse, hold="branch")
+        assert len(plan.programs) == 2
+        assert len({moment.program for moment in plan.steps}) == 2
+
+
+def test_buffers_nobody_reads_are_used_again():
+    rows = ["#.####", "######", "###.##", *["######"] * 5]
+    assert planned(rows).storages[0].planes == 1
+
+
+@pytest.mark.parametrize("reuse", ["hold", "linear"])
+def test_nothing_is_kept_where_nothing_is_read(reuse):
+    plan = planned(["######"] * 8, reuse=reuse)
+    assert plan.cells == () and plan.cache_bytes == 0 and len(plan.programs) == 1
