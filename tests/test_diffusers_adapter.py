@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ from tenuto.integrations.blocks import sites_of
 from tenuto.integrations.diffusers import attach, scheduled, units_of
 from tenuto.integrations.dit_weights import to_diffusers, to_original
 from tenuto.models import dit, load, open_model, unet
-from tenuto.models.architecture import ConfigError
+from tenuto.models.architecture import ConfigError, NoiseLevels
 from tenuto.residual import Branch, plain
 from tenuto.schedules import Schedule
 from tenuto.scores import score_tensors
@@ -725,3 +726,55 @@ def test_a_live_denoiser_is_scored_and_scheduled_as_it_is() -> None:
         tenuto.score([1, 2])
     with pytest.raises(ScheduleError, match=r"tenuto\.schedule\(pipe, steps=2\)"), scheduled(make("sd"), schedule):
         pass
+
+
+# ------------------------------------------------------------------------------------------- DiT as diffusers stores it
+
+
+@pytest.fixture(scope="module")
+def dit_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a DiTPipeline's directory looks like, with pictures for latents."""
+    directory = tmp_path_factory.mktemp("dit-pipeline")
+    torch.manual_seed(0)
+    network = DiTTransformer2DModel(**{**DIT, "in_channels": 3, "out_channels": 3}).eval()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    network.save_pretrained(directory / "transformer")
+    DDIMScheduler(clip_sample=False).save_pretrained(directory / "scheduler")
+    (directory / "model_index.json").write_text('{"_class_name": "DiTPipeline"}')
+    return directory
+
+
+def test_a_dit_pipelines_directory_is_a_model(dit_pipeline: Path) -> None:
+    opened = open_model(str(dit_pipeline))
+    assert opened.architecture.name == "dit-diffusers"
+    live = DiTTransformer2DModel.from_pretrained(dit_pipeline / "transformer")
+    options = {"model": "dit", "architecture": "dit"}
+    stored = score_tensors(opened.checkpoint, opened.units, **options)
+    assert stored == score_tensors(ModuleTensors(live), attach(live).units, **options)
+    model = load(str(dit_pipeline))
+    x, t, y = torch.randn(2, 3, 8, 8), torch.tensor([9, 9]), torch.tensor([1, 3])
+    with torch.no_grad():
+        assert torch.equal(model.network(x, t, y), live(x, timestep=t, class_labels=y).sample)
+
+
+def test_it_draws_under_a_schedule(dit_pipeline: Path) -> None:
+    model = load(str(dit_pipeline))
+    full = tenuto.generate(model, [1, 2], steps=8, guidance=1)
+    schedule = tenuto.schedule(tenuto.score(str(dit_pipeline)), steps=8, budget=0.5)
+    held = tenuto.generate(model, [1, 2], schedule=schedule, guidance=1)
+    assert full.shape == held.shape == (2, 3, 8, 8) and not torch.equal(full, held)
+    everything = tenuto.schedule(tenuto.score(str(dit_pipeline)), steps=8, budget=1.0)
+    assert torch.equal(tenuto.generate(model, [1, 2], schedule=everything, guidance=1), full)
+
+
+def test_a_pipelines_scheduler_says_what_noise_the_model_knows(dit_pipeline: Path, tmp_path: Path) -> None:
+    assert load(str(dit_pipeline)).noise == NoiseLevels("linear", 1e-4, 0.02)
+    shutil.copytree(dit_pipeline, tmp_path / "other")
+    DDIMScheduler(beta_schedule="scaled_linear", beta_start=0.001, beta_end=0.012, steps_offset=1).save_pretrained(
+        tmp_path / "other" / "scheduler"
+    )
+    assert load(str(tmp_path / "other")).noise == NoiseLevels("scaled_linear", 0.001, 0.012, offset=1)
+    DDIMScheduler(prediction_type="v_prediction").save_pretrained(tmp_path / "other" / "scheduler")
+    with pytest.raises(ConfigError, match="v_prediction"):
+        tenuto.generate(load(str(tmp_path / "other")), [1], steps=8)

@@ -16,7 +16,7 @@ from judge import accuracy, guesses
 from loop import run
 from PIL import Image
 from torch import Tensor
-from train_sdxl import Painter
+from train_sdxl import NOISE, Painter
 
 import tenuto
 from tenuto.errors import UsageError
@@ -24,7 +24,6 @@ from tenuto.files import read_json, replacing, write_json, write_text
 from tenuto.measure.cifar_classifier import load_cifar_classifier
 from tenuto.models import open_model
 from tenuto.models.text_encoder import load_text_encoder
-from tenuto.models.unet import NOISE
 from tenuto.provenance import provenance
 
 COLUMNS = 8  # of the picture: samples of each class
@@ -34,7 +33,7 @@ COLOUR_CLASSES = ("automobile", "truck", "bird")  # things that come in colours
 
 def load_painter(directory: Path) -> Painter:
     model = tenuto.load(str(directory))
-    return Painter(model.network.unet, model.text_encoder).eval().requires_grad_(False)  # type: ignore[arg-type]
+    return Painter(model.network.denoiser, model.text_encoder).eval().requires_grad_(False)  # type: ignore[arg-type]
 
 
 def sample(painter: Painter, noise: Tensor, ids: Tensor, steps: int, guidance: float) -> Tensor:

@@ -4,6 +4,7 @@ It is written in diffusers' layout: `unet/`, `text_encoder/` and `scheduler/` in
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,8 +38,11 @@ from tenuto.errors import UsageError
 from tenuto.files import read_json, write_json
 from tenuto.integrations.diffusers import build
 from tenuto.models.text_encoder import TextConfig, TextEncoder
-from tenuto.models.unet import NOISE, UNetConfig
+from tenuto.models.unet import NOISE as LATENT_NOISE
+from tenuto.models.unet import UNetConfig
 
+# SDXL stops at the least noise there is, which a VAE forgives; pixels show it.
+NOISE = replace(LATENT_NOISE, ends_clean=True)
 TEXT = TextConfig(vocabulary=tuple(vocabulary()))
 SHIPPED: dict[str, Any] = {  # SDXL base, narrower, with fewer transformer layers, and in pixels
     "_class_name": "UNet2DConditionModel",

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tenuto.errors import CheckpointError
 from tenuto.files import read_json
 
+DENOISERS = ("unet", "transformer")  # where a diffusers pipeline keeps it
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")
 NESTS = ("ema", "state_dict", "model")  # where a pickled training state keeps the weights to sample with
 
@@ -69,8 +70,9 @@ class ModuleTensors:
 
 def open_checkpoint(path: Path) -> Checkpoint:
     if path.is_dir():
-        if not (path / "config.json").exists() and (path / "unet" / "config.json").exists():
-            path = path / "unet"  # a diffusers pipeline: its denoiser is what counts
+        for denoiser in DENOISERS:  # of a diffusers pipeline only its denoiser counts
+            if not (path / "config.json").exists() and (path / denoiser / "config.json").exists():
+                path = path / denoiser
         config = read_json(path / "config.json", "model config") if (path / "config.json").exists() else None
         files = _safetensors_in(path)
     elif path.is_file():

@@ -54,7 +54,7 @@ def run(request: Request) -> None:
             raise UsageError(f"--{name} must be at least 1, not {getattr(request, name)}.")
     schedule = load_schedule(request.schedule_path) if request.schedule_path else None
     device = check_device(request.device)
-    if (find(request.model) / "model_index.json").exists():
+    if (find(request.model) / "model_index.json").exists() and (find(request.model) / "unet").is_dir():
         _refuse(request, "a diffusers pipeline", "solver", "vae", *TEXT_ONLY)
         return _pipeline_pictures(request, schedule, device)
     model = load(request.model, device=device)
@@ -82,9 +82,11 @@ def _pictures(request: Request, model: Model, schedule: Schedule | None) -> None
             f"{model.name} is a UNet alone: it can be scored and scheduled, but to draw it needs its whole diffusers "
             "pipeline's directory."
         )
-    if channels not in (1, 3) and request.vae is None:
+    beside = find(request.model) / "vae"  # a pipeline's directory has it
+    vae_path = request.vae or (beside if beside.is_dir() else None)
+    if channels not in (1, 3) and vae_path is None:
         raise UsageError(f"{model.name} makes latents of {channels} channels, not pictures: name its VAE with --vae.")
-    vae = load_vae(request.vae, model.device) if request.vae else None
+    vae = load_vae(vae_path, model.device) if vae_path else None
     asks_for = model.architecture.asks_for
     guidance = model.architecture.guidance if request.guidance is None else request.guidance
     sampling = Sampling(steps=_steps(request, STEPS, schedule), solver=request.solver or "ddim", guidance=guidance)

@@ -22,12 +22,14 @@ from tenuto.checkpoint import (
     open_checkpoint,
 )
 from tenuto.errors import CheckpointError, TenutoError
-from tenuto.models.architecture import Architecture, ConfigError
+from tenuto.files import read_json
+from tenuto.models.architecture import Architecture, ConfigError, NoiseLevels
 from tenuto.units import Unit
 
 ARCHITECTURES = {
     "llada": "tenuto.models.llada",
     "dit": "tenuto.models.dit",
+    "dit-diffusers": "tenuto.models.dit_diffusers",
     "uvit": "tenuto.models.uvit",
     "unet": "tenuto.models.unet",
 }
@@ -69,6 +71,14 @@ class Model:
     network: nn.Module
     fingerprints: frozenset[str]  # of the weights as stored, and as rounded to the precision they run in
     path: Path | None = None  # where it was loaded from
+
+    @cached_property
+    def noise(self) -> NoiseLevels | None:
+        """What it was trained with: as its pipeline's scheduler says, where there is one, else as its family was."""
+        beside = None if self.path is None else self.path / "scheduler" / "scheduler_config.json"
+        if beside is None or self.architecture.noise is None or not beside.exists():
+            return self.architecture.noise
+        return self.architecture.noise.from_scheduler(read_json(beside, "scheduler config"), str(beside))
 
     def __repr__(self) -> str:
         return f"<Model {self.name}: {self.architecture.name}, {len(self.units)} units, {self.dtype} on {self.device}>"
@@ -164,6 +174,7 @@ def load(name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.d
     with torch.device("meta"):
         network = stored.architecture.network(stored.config)
     network.load_state_dict(state, assign=True)
+    network.to(device)  # what is not stored: tables that were computed
     network.eval().requires_grad_(False)
     fingerprints = {fingerprint(digests)}
     if rounded:
@@ -191,7 +202,7 @@ def _family(checkpoint: Checkpoint) -> Architecture:
                 )
             return architecture(kind)
         for family in map(architecture, ARCHITECTURES):
-            if class_name is not None and family.class_name == class_name:
+            if class_name in family.class_names:
                 return family
         raise CheckpointError(
             f'The config.json of {checkpoint.path} has no "model_type"; it is one of: {", ".join(ARCHITECTURES)}'
@@ -232,7 +243,9 @@ def _from_hub(name: str) -> Path:
     """What a denoiser needs, of a plain repository or of a diffusers pipeline, and nothing else of the latter."""
     from huggingface_hub import snapshot_download
 
-    patterns = [pattern.format(folder) for folder in ("", "unet/") for pattern in HUB_FILES] + list(TOKENIZER_FILES)
+    patterns = [pattern.format(folder) for folder in ("", "unet/", "transformer/") for pattern in HUB_FILES] + list(
+        TOKENIZER_FILES
+    )
     # A star matches slashes there, and the other parts of a pipeline are larger than the denoiser.
     others = ["vae*/*", "text_encoder*/*", "safety_checker/*", "image_encoder/*"]
     try:

@@ -25,6 +25,23 @@ class NoiseLevels:
     offset: int = 0  # of DDIM's timesteps
     ends_clean: bool = True  # whether DDIM's last step goes to no noise at all, or to the least there is
 
+    def from_scheduler(self, config: Mapping[str, Any], where: str) -> "NoiseLevels":
+        """As a diffusers scheduler's config says; what it does not say is as here."""
+        if (prediction := config.get("prediction_type", "epsilon")) != "epsilon":
+            raise ConfigError(
+                f"{where}: the model predicts {prediction!r}, and only predictions of noise are known here"
+            )
+        if config.get("trained_betas") is not None:
+            raise ConfigError(f"{where}: its noise levels are a list of betas, which is not known here")
+        return NoiseLevels(
+            config.get("beta_schedule", self.schedule),
+            config.get("beta_start", self.start),
+            config.get("beta_end", self.end),
+            config.get("num_train_timesteps", self.timesteps),
+            config.get("steps_offset", self.offset),
+            config.get("set_alpha_to_one", self.ends_clean),
+        )
+
 
 def same_names(shapes: Shapes, config: Any) -> Mapping[str, str]:
     """The network's names are the file's."""
@@ -48,7 +65,7 @@ class Architecture:
     tested_with: str  # which checkpoints and references its code was run against
     guidance: float  # by default
     noise: NoiseLevels | None = None  # of image models
-    class_name: str | None = None  # `_class_name` in a diffusers config.json
+    class_names: tuple[str, ...] = ()  # `_class_name` in a diffusers config.json
     read_config: Callable[[Mapping[str, Any]], Any] | None = None  # config.json -> config; None: its own fields
     # (shapes of a file, config) -> the file's name of each of the network's tensors
     stored_names: Callable[[Shapes, Any], Mapping[str, str]] = same_names

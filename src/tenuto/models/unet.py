@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tenuto.models.architecture import Architecture, ConfigError, NoiseLevels
+from tenuto.models.attached import Attached, DiffusersConfig, frozen
 from tenuto.residual import Residual, plain
 from tenuto.units import Unit
 
@@ -45,50 +46,21 @@ PUBLISHED = (SDXL_BASE, SD_1, SD_2)  # the configs of files that come without on
 
 
 @dataclass(frozen=True)
-class UNetConfig:
-    """diffusers' UNet config: the constructor's arguments as sorted pairs, lists as tuples. The default is SDXL's."""
+class UNetConfig(DiffusersConfig):
+    """diffusers' UNet config; the default is SDXL's."""
 
-    arguments: tuple[tuple[str, Any], ...] = tuple(
-        sorted((key, tuple(value) if isinstance(value, list) else value) for key, value in SDXL_BASE.items())
-    )
+    arguments: tuple[tuple[str, Any], ...] = frozen(SDXL_BASE)
+    class_name = CLASS
 
     @classmethod
     def from_diffusers(cls, config: Mapping[str, Any]) -> "UNetConfig":
         if (kind := config.get("_class_name", CLASS)) != CLASS:
             raise ConfigError(f"it is the config of a {kind}, not of a {CLASS}")
-        return cls(tuple(sorted((key, _frozen(value)) for key, value in config.items() if not key.startswith("_"))))
-
-    def to_diffusers(self) -> dict[str, Any]:
-        return {"_class_name": CLASS, **{key: _thawed(value) for key, value in self.arguments}}
-
-    @property
-    def sample_shape(self) -> tuple[int, int, int]:
-        arguments = dict(self.arguments)
-        size = arguments.get("sample_size")
-        height, width = size if isinstance(size, tuple) else (size, size)
-        if not isinstance(height, int) or not isinstance(width, int):
-            raise ConfigError("it names no sample_size")
-        return arguments.get("in_channels", 4), height, width
+        return cls(frozen(config))
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
-
-
-def _thawed(value: Any) -> Any:
-    return list(map(_thawed, value)) if isinstance(value, tuple) else value
-
-
-class AttachedUNet(nn.Module):
-    """diffusers' UNet whose forward takes a residual; its state dict is the UNet's own."""
-
-    def __init__(self, config: UNetConfig) -> None:
-        super().__init__()
-        from tenuto.integrations.diffusers import attach, build
-
-        self.config = config
-        self.unet = build(config.to_diffusers())
-        self.attachment = attach(self.unet)
+class AttachedUNet(Attached):
+    """diffusers' UNet whose forward takes a residual."""
 
     def forward(
         self,
@@ -100,15 +72,9 @@ class AttachedUNet(nn.Module):
     ) -> Tensor:
         """sample [B, C, H, W], timestep [B], encoder_hidden_states [B, tokens, D] -> the prediction [B, C', H, W]."""
         with self.attachment.using(residual):
-            return self.unet(
+            return self.denoiser(
                 sample, timestep, encoder_hidden_states, added_cond_kwargs=added_cond_kwargs, return_dict=False
             )[0]
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.unet.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        return self.unet.load_state_dict(state_dict, strict=strict, assign=assign)
 
 
 def units(config: UNetConfig) -> tuple[Unit, ...]:
@@ -167,7 +133,7 @@ ARCHITECTURE = Architecture(
     tested_with="tiny-sdxl; diffusers' UNet2DConditionModel on random weights; SDXL base's and SD 1.5's shapes",
     guidance=3.0,
     noise=NOISE,
-    class_name=CLASS,
+    class_names=(CLASS,),
     read_config=UNetConfig.from_diffusers,
     stored_names=stored_names,
 )

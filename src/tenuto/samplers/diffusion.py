@@ -96,8 +96,8 @@ def _sample_batch(
     sampling: Sampling,
     progress: Callable[[int], object],
 ) -> Tensor:
-    assert model.architecture.noise is not None
-    solver = make_solver(model.architecture.noise, sampling)
+    assert model.noise is not None
+    solver = make_solver(model.noise, sampling)
     guidance = model.architecture.guidance if sampling.guidance is None else sampling.guidance
     guided = guidance != 1
     first = getattr(model.config, "first_timestep", 0)
