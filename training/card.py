@@ -29,7 +29,14 @@ def training_section(record: dict[str, Any], out: Path, of: str = "images") -> s
         **versions(made),
     }
     picture = "\n![Training loss](loss.png)\n" if (out / "loss.png").exists() else ""
-    return f"## Training\n\n| | |\n|---|---|\n{table(rows)}\n{picture}"
+    section = f"## Training\n\n| | |\n|---|---|\n{table(rows)}\n{picture}"
+    if before := record.get("before"):
+        earlier, interrupted = before["provenance"], ", interrupted" if before["interrupted"] else ""
+        section += (
+            f"\nIt went on from {before['steps']:,} steps ({before['seconds']:.0f} s{interrupted}) of "
+            f"`{earlier['command']}` at commit {earlier['commit']}.\n"
+        )
+    return section
 
 
 def agreement_section(record: dict[str, Any], out: Path) -> str:

@@ -194,17 +194,24 @@ def save_record(
         **({} if before is None else {"before": before}),
     }
     write_json(out / "loss.json", record)
-    plot_loss(out / "loss.png", trained.history)
+    plot_loss(out / "loss.png", record)
     loss = "none" if trained.final_loss is None else f"{trained.final_loss:.5f}"
     print(f"{out}: {trained.steps:,} steps in {trained.seconds:.0f} s, final loss {loss}")
 
 
-def plot_loss(path: Path, history: list[tuple[int, float, float]]) -> None:
+def plot_loss(path: Path, record: dict[str, Any]) -> None:
+    """The loss over the steps, those of an earlier training included."""
     from matplotlib.figure import Figure
+
+    before = record.get("before")
+    history = [(step, loss) for step, _, loss in (before["loss"] if before else [])]
+    history += [(step + (before["steps"] if before else 0), loss) for step, _, loss in record["loss"]]
 
     figure = Figure(figsize=(7, 4), layout="constrained", dpi=150)
     axes = figure.subplots()
-    axes.plot([step for step, _, _ in history], [loss for _, _, loss in history], linewidth=1, color="#1f5fa8")
+    axes.plot([step for step, _ in history], [loss for _, loss in history], linewidth=1, color="#1f5fa8")
+    if before:
+        axes.axvline(before["steps"], color="0.6", linewidth=0.8)
     axes.set(xlabel="step", ylabel="training loss", yscale="log")
     axes.grid(True, which="both", linewidth=0.3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -46,7 +46,7 @@ def add_held_planes(
     weights  float32 [cells, slots], and `rows` int64 [units]: a unit's row of it
     gates    [units, B, 1, …, D], each to be broadcast over h [B, …, D]; or None
     """
-    if not fits_kernel(h, gates):
+    if not fits_kernel(h, storage, gates):
         factors = weights[rows].to(torch.float32)
         for i in range(len(rows)):
             value = torch.zeros_like(h, dtype=torch.float32)
@@ -67,6 +67,7 @@ def add_held_planes(
         h if gates is None else gates,
         h.numel(),
         h.numel() // batch,
+        h.stride(-1),
         width,
         batch * width,
         len(rows),
@@ -77,12 +78,14 @@ def add_held_planes(
     return out
 
 
-def fits_kernel(h: Tensor, gates: Tensor | None) -> bool:
-    if not h.is_cuda or not has_triton() or not h.is_contiguous():
+def fits_kernel(h: Tensor, storage: Tensor, gates: Tensor | None) -> bool:
+    """Elements are taken as they lie in memory, so the planes must lie as the stream does."""
+    if not h.is_cuda or not has_triton() or h.stride() != storage.stride()[1:]:
         return False
     if gates is None:
         return True
-    return gates.is_contiguous() and gates.numel() == gates.shape[0] * h.shape[0] * h.shape[-1]
+    outermost = h.stride(0) * h.shape[0] == h.numel()
+    return outermost and gates.is_contiguous() and gates.numel() == gates.shape[0] * h.shape[0] * h.shape[-1]
 
 
 @cache
@@ -110,6 +113,7 @@ def _kernel() -> Any:
         gates,
         numel,
         per_sample,
+        per_channel,
         width,
         gate_size,
         units,
@@ -121,7 +125,7 @@ def _kernel() -> Any:
         inside = at < numel
         total = tl.load(h + at, mask=inside).to(tl.float32)
         if GATED:
-            gate_at = (at // per_sample) * width + at % width
+            gate_at = (at // per_sample) * width + (at // per_channel) % width
         for unit in range(units):
             row = tl.load(rows + unit)
             value = tl.zeros([BLOCK], tl.float32)

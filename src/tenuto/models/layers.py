@@ -15,7 +15,8 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(channels, width, patch, patch)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.proj(x).flatten(2).transpose(1, 2)  # [B, C, H, W] -> [B, tokens, D]
+        # [B, C, H, W] -> [B, tokens, D]; written out, or every sum with it would lie as crosswise as it does
+        return self.proj(x).flatten(2).transpose(1, 2).contiguous()
 
 
 class Attention(nn.Module):
