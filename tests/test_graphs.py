@@ -225,6 +225,25 @@ def test_what_cannot_be_recorded_runs_right_and_says_so():
     torch.cuda.synchronize()
 
 
+def test_bounds_and_offload_hold_on_the_gpu():
+    network = dit()
+    schedule = schedule_for(dit_units(network), "lifetimes")
+    want = run(Executor(network, schedule, mode="skip"))
+    offloaded = Executor(network, schedule, mode="jagged", offload=True)
+    for _ in range(2):
+        assert_same(run(offloaded), want)
+    assert offloaded.report().cache_bytes == 0
+    few = Executor(network, schedule, mode="jagged", graphs=4)
+    run(few)
+    assert few.report().graphs <= 4 and "lifetimes became" in few.report().given_up
+    branches = schedule_for(dit_units(network), "refresh, linear, branch")
+    lean = Executor(
+        network, branches, mode="jagged", memory=Executor(network, branches).plan(*inputs(0)).cache_bytes // 3
+    )
+    run(lean)
+    assert 0 < lean.report().cache_bytes <= lean.memory
+
+
 def test_an_input_on_the_cpu_is_named():
     network = dit()
     executor = Executor(network, schedule_for(dit_units(network), "lifetimes"), mode="jagged")

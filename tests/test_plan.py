@@ -1,6 +1,7 @@
 """What a plan does must be what the schedule says, whatever it merges, reorders or uses again."""
 
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tenuto.chain import chain_of
-from tenuto.executor import Executor
+from tenuto.errors import ScheduleError, UsageError
+from tenuto.executor import Executor, Slower
 from tenuto.holding import Holding, Padded, Planes
 from tenuto.plan import extrapolation_weights, make_plan
+from tenuto.policies import with_fewer_lifetimes
 from tenuto.residual import plain
 from tenuto.schedules import Schedule
 
@@ -183,3 +186,88 @@ def test_buffers_nobody_reads_are_used_again():
 def test_nothing_is_kept_where_nothing_is_read(reuse):
     plan = planned(["######"] * 8, reuse=reuse)
     assert plan.cells == () and plan.cache_bytes == 0 and len(plan.programs) == 1
+
+
+# ---------------------------------------------------------------------------------------------------------- bounds
+
+
+def table(rows, reuse="hold", hold="update"):
+    active = np.array([[mark == "#" for mark in row] for row in rows])
+    return Schedule(Net.UNITS, active, (1.0,) * 8, reuse, hold, "toy", "sha256:toy")
+
+
+def run(executor):
+    generation = executor.start()
+    return [generation(x, gate) for x, gate in inputs(executor.schedule.steps)]
+
+
+PLANE = 2 * 3 * 4 * 8  # bytes
+
+
+@pytest.mark.parametrize(
+    ("planes", "reuse", "hold"),
+    [(8, "linear", "branch"), (7, "hold", "branch"), (4, "hold", "branch"), (3, "hold", "update")],
+)
+def test_a_plan_keeps_within_its_memory_and_says_what_it_gave_up(planes, reuse, hold):
+    schedule = table(["#..#..#.."] * 8, "linear", "branch")
+    executor = Executor(Net(), schedule, memory=planes * PLANE)
+    got = run(executor)
+    assert executor.plan(*next(inputs(1))).cache_bytes <= planes * PLANE
+    assert executor.report().cache_bytes <= planes * PLANE
+    for a, b in zip(got, expected(Net(), table(["#..#..#.."] * 8, reuse, hold)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    given_up = executor.report().given_up
+    assert ("reuse linear became hold" in given_up) == (reuse == "hold")
+    assert ("update after the gate" in given_up) == (hold == "update")
+
+
+def test_memory_that_cannot_be_kept_to_is_refused():
+    with pytest.raises(ScheduleError, match=r"keeps less than 576 bytes, and 100 are allowed"):
+        run(Executor(Net(), table(["#..#..#.."] * 8, "linear", "branch"), memory=100))
+
+
+def test_a_bound_on_graphs_merges_the_nearest_lifetimes():
+    rows = ["#.........", "##........", "##........", "#####.....", "######....", "########..", *["##########"] * 2]
+    assert len(make_plan(table(rows), chain_of(Net(), next(inputs(1)), {})).programs) > 6
+    executor = Executor(Net(), table(rows), graphs=6)
+    run(executor)
+    assert len(executor.plan(*next(inputs(1))).programs) <= 6
+    assert "6 lifetimes became" in executor.report().given_up
+    with pytest.raises(UsageError, match="Only schedules of lifetimes"):
+        run(Executor(Net(), table(["#.#"] + ["#.."] * 7), graphs=1))
+
+
+def test_merging_moves_as_few_unit_steps_as_it_can():
+    rows = ["#.........", "##........", "##........", "#####.....", *["##########"] * 4]
+    merged = with_fewer_lifetimes(table(rows), 3)
+    assert merged.lifetimes == (2, 2, 2, 5, 10, 10, 10, 10)
+    assert with_fewer_lifetimes(table(rows), 2).lifetimes == (2, 2, 2, 2, 10, 10, 10, 10)
+    assert with_fewer_lifetimes(table(rows), 9).lifetimes == table(rows).lifetimes
+
+
+@given(schedules())
+@settings(deadline=None, max_examples=30)
+def test_offloaded_caches_give_the_same(schedule):
+    if schedule.order:
+        schedule = replace(schedule, reuse="hold")
+    net = Net()
+    plan = make_plan(schedule, chain_of(net, next(inputs(1)), {}))
+    planes = Planes(plan, torch.device("cpu"), offload=True)
+    for step, ((x, gate), want) in enumerate(zip(inputs(schedule.steps), expected(net, schedule), strict=True)):
+        planes.at(step)
+        got = net(x, gate, residual=Holding(plan, planes, plan.steps[step]))
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+    assert planes.bytes == 0
+
+
+def test_a_network_that_cannot_be_looked_at_beforehand_runs_right_and_says_so():
+    class Curious(Net):
+        def forward(self, x, gate, residual=plain):
+            return super().forward(x * (1.0 if x.sum().item() else 2.0), gate, residual)
+
+    for reuse in ("hold", "linear"):
+        schedule = table(["#..#.", "##.#.", *["#.#.#"] * 6], reuse, "branch")
+        with pytest.warns(Slower, match="cannot be looked at beforehand"):
+            got = run(Executor(Curious(), schedule))
+        for a, b in zip(got, expected(Net(), schedule), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)

@@ -29,7 +29,8 @@ from tenuto.compilation import compiling
 from tenuto.errors import ScheduleError, UsageError
 from tenuto.graphs import Graphs, Signature, hashable, signature_of
 from tenuto.holding import Holding, Padded, Planes, References, Unplanned
-from tenuto.plan import Plan, make_plan
+from tenuto.plan import Plan, fitting_plan, make_plan
+from tenuto.policies import with_fewer_lifetimes
 from tenuto.residual import plain
 from tenuto.schedules import Schedule
 
@@ -46,6 +47,7 @@ class Report:
     graphs: int
     capture_seconds: float
     cache_bytes: int
+    given_up: str  # for the bounds on memory and graphs; "" means nothing
 
 
 class Slower(UserWarning):
@@ -60,11 +62,17 @@ class Executor:
         *,
         mode: Mode = "auto",
         compiled: bool = False,
+        memory: int | None = None,
+        graphs: int | None = None,
+        offload: bool = False,
     ) -> None:
         """network   called as network(…, residual=…)
         schedule  without one, every unit is computed at every step
         mode      auto: jagged on a GPU, skip elsewhere
         compiled  compile the network's branch functions, each once
+        memory    how many bytes may be kept; what must be given up for that is in the report
+        graphs    how many may be recorded; the nearest lifetimes are made one for that, as the report says
+        offload   keep what is held in the host's memory, which is slow and costs the device nothing
         """
         if mode not in get_args(Mode):
             raise UsageError(f"The mode is one of {', '.join(get_args(Mode))}, not {mode!r}.")
@@ -72,6 +80,10 @@ class Executor:
         self.schedule = schedule
         self.mode = mode
         self.compiled = compiled
+        self.memory = memory
+        self.graphs = graphs
+        self.offload = offload
+        self.given_up = ""  # for the bounds on memory and graphs
         self._chains: dict[Signature, Chain] = {}
         self._plans: dict[Chain, Plan] = {}
         self._stages: dict[Signature, Stage] = {}
@@ -90,7 +102,7 @@ class Executor:
         if self.schedule is None:
             raise UsageError("Without a schedule there is nothing to plan.")
         leaves, spec = tree_flatten((inputs, named))
-        return self._plan_for(signature_of(leaves, spec), inputs, named)
+        return self._plan_for(self._chain_for(signature_of(leaves, spec), inputs, named))
 
     def report(self) -> Report:
         """What was recorded and kept so far."""
@@ -101,26 +113,51 @@ class Executor:
             graphs=sum(len(stage.graphs) for stage in stages),
             capture_seconds=sum(stage.graphs.capture_seconds for stage in stages),
             cache_bytes=sum(stage.residuals.bytes for stage in stages)
-            or max((plan.cache_bytes for plan in self._plans.values()), default=0),
+            or max((plan.cache_bytes for plan in self._plans.values()), default=0) * (not self.offload),
+            given_up=self.given_up,
         )
 
     def _plan_or_none(self, signature: Signature, inputs: Sequence[Any], named: Mapping[str, Any]) -> Plan | None:
         """The plan, or None and a warning where the network cannot be looked at without running it."""
         try:
-            return self._plan_for(signature, inputs, named)
+            chain = self._chain_for(signature, inputs, named)
         except ScheduleError:
             raise
         except Exception as error:  # a network may do anything with tensors that have no values
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             self.warn(f"the network cannot be looked at beforehand ({reason})")
             return None
+        return self._plan_for(chain)
 
-    def _plan_for(self, signature: Signature, inputs: Sequence[Any], named: Mapping[str, Any]) -> Plan:
-        chain = self._chain_for(signature, inputs, named)
+    def _plan_for(self, chain: Chain) -> Plan:
         if chain not in self._plans:
-            assert self.schedule is not None
-            self._plans[chain] = make_plan(self.schedule, chain)
+            self._plans[chain], self.given_up = self._bounded(chain)
         return self._plans[chain]
+
+    def _bounded(self, chain: Chain) -> tuple[Plan, str]:
+        """A plan within the bounds, and what was given up for them."""
+        assert self.schedule is not None
+        schedule, lost = self.schedule, []
+        plan = make_plan(schedule, chain)
+        if self.graphs is not None and len(plan.programs) > self.graphs:
+            before = len(set(schedule.lifetimes))
+            for most in reversed(range(1, before)):
+                schedule = with_fewer_lifetimes(self.schedule, most)
+                plan = make_plan(schedule, chain)
+                if len(plan.programs) <= self.graphs:
+                    break
+            else:
+                raise ScheduleError(
+                    f"This schedule cannot be run with {self.graphs} graphs: it needs {len(plan.programs)} at least."
+                )
+            lost.append(
+                f"{before} lifetimes became {most}: {schedule.budget:.1%} of the unit-steps are computed, "
+                f"not {self.schedule.budget:.1%}"
+            )
+        if self.memory is not None and plan.cache_bytes > self.memory and not self.offload:
+            plan, less = fitting_plan(schedule, chain, self.memory)
+            lost.append(less)
+        return plan, "; ".join(lost)
 
     def _chain_for(self, signature: Signature, inputs: Sequence[Any], named: Mapping[str, Any]) -> Chain:
         known = self._chains.get(signature) if hashable(signature) else None
@@ -155,7 +192,9 @@ class Executor:
             return None  # which was said when it failed
         if stage is None:
             device = on_gpu[0].device
-            residuals = Padded(self.schedule, plan.chain, device) if mode == "padded" else Planes(plan, device)
+            residuals = (
+                Padded(self.schedule, plan.chain, device) if mode == "padded" else Planes(plan, device, self.offload)
+            )
             while len(self._stages) >= STAGES:
                 self._stages.pop(next(iter(self._stages)))
             stage = Stage(self, residuals, Graphs(device))

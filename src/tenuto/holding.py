@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tenuto.chain import Chain
-from tenuto.errors import ScheduleError
+from tenuto.errors import ScheduleError, UsageError
 from tenuto.kernels import add_held, add_held_planes
 from tenuto.plan import Cell, Moment, Plan, Storage, extrapolation_weights
 from tenuto.residual import Branch
@@ -154,9 +154,13 @@ class References:
 class Planes:
     """Kept values in buffers that never move, and the numbers of the current step beside them: what graphs need."""
 
-    def __init__(self, plan: Plan, device: torch.device) -> None:
+    def __init__(self, plan: Plan, device: torch.device, offload: bool = False) -> None:
+        """offload: the buffers are in the host's pinned memory, and travel whenever they are read or written."""
+        if offload and plan.remembered > 1:
+            raise UsageError("Caches in the host's memory go with reuse 'hold' only, which keeps one value of each.")
         self.plan = plan
-        self.storages = [allocate(storage, device) for storage in plan.storages]
+        self.offload = offload
+        self.storages = [allocate(storage, device, offload) for storage in plan.storages]
         self._row = {cell: i for i, cell in enumerate(plan.cells)}
         slots, shape = plan.remembered, (len(plan.steps), max(len(self._row), 1))
         weights, targets = torch.zeros(*shape, slots), torch.zeros(shape, dtype=torch.long)
@@ -171,7 +175,8 @@ class Planes:
 
     @property
     def bytes(self) -> int:
-        return sum(storage.untyped_storage().nbytes() for storage in self.storages)
+        """On the device."""
+        return 0 if self.offload else sum(storage.untyped_storage().nbytes() for storage in self.storages)
 
     def reset(self) -> None:
         """A plane that was not written yet is read with the weight zero, and zero times anything finite is zero."""
@@ -186,19 +191,24 @@ class Planes:
     def keep(self, cell: Cell, value: Tensor) -> None:
         storage = self.storages[cell.store]
         if len(cell.planes) == 1:
-            storage[cell.planes[0]].copy_(value)
+            storage[cell.planes[0]].copy_(value, non_blocking=self.offload)
         else:
             row = self._row[cell]
             storage.index_copy_(0, self.targets[row : row + 1], value[None])
 
     def keep_difference(self, cell: Cell, after: Tensor, before: Tensor) -> None:
-        if len(cell.planes) == 1:
+        if len(cell.planes) == 1 and not self.offload:
             torch.sub(after, before, out=self.storages[cell.store][cell.planes[0]])
         else:
             self.keep(cell, after - before)
 
     def add(self, h: Tensor, cells: tuple[Cell, ...], gates: list[Tensor] | None) -> Tensor:
         storage = self.storages[cells[0].store]
+        if self.offload:
+            for i, cell in enumerate(cells):
+                value = storage[cell.planes[0]].to(h.device, non_blocking=True)
+                h = h + (value if gates is None else gates[i] * value)
+            return h
         if len(cells) == 1 and len(cells[0].planes) == 1:
             value = storage[cells[0].planes[0]]
             return h + value if gates is None else torch.addcmul(h, gates[0], value)
@@ -211,10 +221,15 @@ class Planes:
         return add_held_planes(h, storage, planes, weights, rows, None if gates is None else torch.stack(gates))
 
 
-def allocate(storage: Storage, device: torch.device) -> Tensor:
+def allocate(storage: Storage, device: torch.device, offload: bool = False) -> Tensor:
     """[planes, *shape], each plane laid out as the stream is."""
     size = prod(storage.shape)
-    flat = torch.zeros(storage.planes * size, dtype=storage.dtype, device=device)
+    count = storage.planes * size
+    flat = (
+        torch.zeros(count, dtype=storage.dtype, pin_memory=device.type == "cuda")
+        if offload
+        else torch.zeros(count, dtype=storage.dtype, device=device)
+    )
     return flat.as_strided((storage.planes, *storage.shape), (size, *storage.stride))
 
 

@@ -9,17 +9,18 @@ them (extrapolation weights, the slot that is overwritten) is data.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import zip_longest
+from itertools import product, zip_longest
 from math import prod
+from typing import get_args
 
 import numpy as np
 import torch
 
 from tenuto.chain import Chain, Link
 from tenuto.errors import ScheduleError
-from tenuto.schedules import Schedule
+from tenuto.schedules import Hold, Reuse, Schedule
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,30 @@ class Plan:
 
 def make_plan(schedule: Schedule, chain: Chain) -> Plan:
     return _Planner(schedule, chain).plan()
+
+
+def fitting_plan(schedule: Schedule, chain: Chain, memory: int) -> tuple[Plan, str]:
+    """A plan whose caches take at most `memory` bytes, and what was given up for it; "" means nothing.
+
+    Lower orders of extrapolation need fewer buffers, and updates held after their gate are summed with their
+    neighbours'. They are tried in this order, which is that of the quality they cost.
+    """
+    reuses = get_args(Reuse)[: schedule.order + 1][::-1]
+    holds: tuple[Hold, ...] = ("branch", "update") if schedule.hold == "branch" else ("update",)
+    least = None
+    for hold, reuse in product(holds, reuses):
+        plan = make_plan(replace(schedule, reuse=reuse, hold=hold), chain)
+        if plan.cache_bytes <= memory:
+            lost = [f"reuse {schedule.reuse} became {reuse}"] if reuse != schedule.reuse else []
+            lost += (
+                ["what is held is the update after the gate, not the branch before it"] if hold != schedule.hold else []
+            )
+            return plan, "; ".join(lost)
+        least = min(plan.cache_bytes, least or plan.cache_bytes)
+    raise ScheduleError(
+        f"No way to run this schedule keeps less than {least:,} bytes, and {memory:,} are allowed. Compute more, keep "
+        "the caches in the host's memory (offload), or draw fewer at a time."
+    )
 
 
 class _Planner:

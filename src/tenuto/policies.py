@@ -6,6 +6,8 @@ refresh     every unit computed again every R-th step, and extrapolated in betwe
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,6 +101,29 @@ def tau_for_budget(scores: Sequence[float], steps: int, budget: float, min_lifet
 def period_for_budget(steps: int, budget: float) -> int:
     """The refresh period R whose share of steps ⌈T/R⌉/T is nearest to `budget`; of two as near, the shorter."""
     return min(range(1, steps + 1), key=lambda every: (abs(math.ceil(steps / every) / steps - budget), every))
+
+
+def with_fewer_lifetimes(schedule: Schedule, most: int) -> Schedule:
+    """The schedule with at most so many different lifetimes: the nearest are made one, until they are few enough.
+
+    Of two that become one, the units of the rarer take the lifetime of the commoner, or of the longer if they are as
+    many: that moves the fewest unit-steps.
+    """
+    if most < 1:
+        raise UsageError(f"At least one lifetime must remain, not {most}.")
+    last = np.array(schedule.lifetimes)
+    if not (schedule.active == (np.arange(1, schedule.steps + 1)[None, :] <= last[:, None])).all():
+        raise UsageError("Only schedules of lifetimes can be merged; this one refreshes units after holding them.")
+    while len(values := np.unique(last)) > most:
+        counts = [int((last == value).sum()) for value in values]
+        costs = [
+            int(later - earlier) * min(counts[i], counts[i + 1]) for i, (earlier, later) in enumerate(pairwise(values))
+        ]
+        i = costs.index(min(costs))
+        rarer, commoner = (i + 1, i) if counts[i] > counts[i + 1] else (i, i + 1)
+        last[last == values[rarer]] = values[commoner]
+    policy = {**schedule.policy, "lifetimes_at_most": most}
+    return replace(schedule, active=np.arange(1, schedule.steps + 1)[None, :] <= last[:, None], policy=policy)
 
 
 def _check(steps: int, budget: float | None) -> None:

@@ -149,7 +149,7 @@ class Scheduled:
     def _network(self, *args: Any, residual: Residual, **kwargs: Any) -> Any:
         sample = args[0] if args else next(iter(kwargs.values()), None)
         if isinstance(sample, FakeTensor) and any(hasattr(m, "_hf_hook") for m in self.attachment.module.modules()):
-            raise TenutoError("accelerate's hooks move its weights while it runs")
+            raise RuntimeError("accelerate's hooks move its weights while it runs")
         with self.attachment.using(residual):
             return self._forward(*args, **kwargs)
 

@@ -4,10 +4,13 @@ Parameter names are those of the published checkpoints. Both residual additions 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tenuto.compilation import branch_function
@@ -105,6 +108,14 @@ class LabelEmbedder(nn.Module):
         return self.embedding_table(y)
 
 
+Modulations = tuple[Tensor, Tensor]  # of the blocks [depth, B, 6 D], and of the final layer [B, 2 D]
+
+
+def _chunks(compute: Callable[[], Tensor], count: int) -> Deferred:
+    """[B, count · D] -> each [B, 1, D], when they are asked for."""
+    return Deferred(lambda: compute().unsqueeze(1).chunk(count, dim=-1))
+
+
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return x * (1 + scale) + shift
 
@@ -122,9 +133,8 @@ class DiTBlock(nn.Module):
         self.mlp = Mlp(width, config.mlp_width, approximate="tanh")
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
 
-    def forward(self, x: Tensor, c: Tensor, residual: Residual) -> Tensor:
-        # (shift, scale, gate) of attention, then of the MLP, each [B, 1, D]
-        m = Deferred(lambda: self.adaLN_modulation(c).unsqueeze(1).chunk(6, dim=-1))
+    def forward(self, x: Tensor, modulation: Deferred, residual: Residual) -> Tensor:
+        m = modulation  # (shift, scale, gate) of attention, then of the MLP, each [B, 1, D]
         h = residual(f"{self.name}.attn", x, lambda: self.attend(x, m[0], m[1]), gate=lambda: m[2])
         return residual(f"{self.name}.mlp", h, lambda: self.feed(h, m[3], m[4]), gate=lambda: m[5])
 
@@ -145,9 +155,8 @@ class FinalLayer(nn.Module):
         self.linear = nn.Linear(width, config.patch_size**2 * config.out_channels)
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
 
-    def forward(self, x: Tensor, c: Tensor) -> Tensor:
-        shift, scale = self.adaLN_modulation(c).unsqueeze(1).chunk(2, dim=-1)
-        return self.linear(modulate(self.norm_final(x), shift, scale))
+    def forward(self, x: Tensor, modulation: Deferred) -> Tensor:
+        return self.linear(modulate(self.norm_final(x), modulation[0], modulation[1]))
 
 
 class DiT(nn.Module):
@@ -162,13 +171,43 @@ class DiT(nn.Module):
         self.blocks = nn.ModuleList(DiTBlock(f"blocks.{i}", config) for i in range(config.depth))
         self.final_layer = FinalLayer(config)
 
-    def forward(self, x: Tensor, t: Tensor, y: Tensor, residual: Residual = plain) -> Tensor:
-        """x [B, C, H, W], t [B], y [B] -> the predicted noise (and variance, if learned) [B, out_channels, H, W]."""
-        c = self.t_embedder(t) + self.y_embedder(y)
+    def forward(
+        self, x: Tensor, t: Tensor, y: Tensor, residual: Residual = plain, modulations: Modulations | None = None
+    ) -> Tensor:
+        """x [B, C, H, W], t [B], y [B] -> the predicted noise (and variance, if learned) [B, out_channels, H, W].
+
+        modulations  what `prepare` gave for this timestep and these classes; t and y are not looked at then
+        """
+        if modulations is None:
+            c = self.t_embedder(t) + self.y_embedder(y)
+            parts = [_chunks(partial(block.adaLN_modulation, c), 6) for block in self.layers]
+            final = _chunks(partial(self.final_layer.adaLN_modulation, c), 2)
+        else:
+            parts = [_chunks(partial(modulations[0].select, 0, i), 6) for i in range(len(self.blocks))]
+            final = _chunks(lambda: modulations[1], 2)
         x = self.x_embedder(x) + self.pos_embed
-        for block in self.blocks:
-            x = block(x, c, residual)
-        return unpatchify(self.final_layer(x, c), self.config.patch_size)
+        for block, part in zip(self.blocks, parts, strict=True):
+            x = block(x, part, residual)
+        return unpatchify(self.final_layer(x, final), self.config.patch_size)
+
+    @property
+    def layers(self) -> list[DiTBlock]:
+        return cast("list[DiTBlock]", list(self.blocks))
+
+    def prepare(self, t: Tensor, y: Tensor) -> list[dict[str, Any]]:
+        """Timesteps [T] and classes [B] are known ahead: what depends on them alone, each layer's by one product.
+
+        For each timestep, what `forward` may be given by name.
+        """
+        c = F.silu(self.t_embedder(t)[:, None] + self.y_embedder(y)[None])  # [T, B, D]
+        blocks = torch.stack([block.adaLN_modulation[1](c) for block in self.layers])  # [depth, T, B, 6 D]
+        final = self.final_layer.adaLN_modulation[1](c)  # [T, B, 2 D]
+        return [{"modulations": (blocks[:, i], final[i])} for i in range(len(t))]
+
+    def prepared_bytes(self, batch: int) -> int:
+        """What `prepare` takes for one timestep."""
+        width = 6 * len(self.blocks) + 2
+        return batch * width * self.config.hidden_size * self.pos_embed.element_size()
 
     def initialize_weights(self) -> None:
         """For training from scratch: Xavier weights, and AdaLN-Zero, so that every block starts as the identity."""
