@@ -438,3 +438,16 @@ def test_a_diffusers_pipeline_is_scored_scheduled_and_drawn_with(tenuto, pipelin
     status, _, err = tenuto(*common[:-1], 6, "-o", "x", "--schedule", "s.json")
     assert status == 1 and "4 steps" in err
     assert tenuto("generate", "pipeline", "-o", "x")[0] == 2
+
+
+def test_bench_times_every_way_there_is(tenuto, checkpoint, tmp_path):
+    options = ("--batch", "2", "--steps", "10", "--repeats", "1")
+    status, out, _ = tenuto("bench", str(checkpoint), *options, "-o", str(tmp_path / "bench.json"))
+    assert status == 0 and "refresh 8" in out and "lifetimes 35%" in out
+    record = json.loads((tmp_path / "bench.json").read_text())
+    assert record["provenance"]["command"] and record["rows"][0]["speedup_over_eager"] == 1
+    assert all(row["ms_per_evaluation"] > 0 for row in record["rows"])
+    status, out, _ = tenuto("bench", str(checkpoint), *options, "--json")
+    assert len(json.loads(out)["rows"]) == len(record["rows"])
+    status, _, err = tenuto("bench", str(checkpoint), "--tokens", "8")
+    assert status == 2 and "--tokens means nothing" in err

@@ -147,3 +147,15 @@ def test_initialised_for_training_every_block_is_the_identity():
 
 def test_the_registry_knows_it():
     assert architecture("dit").network is DiT
+
+
+def test_what_is_worked_out_ahead_changes_nothing():
+    network = random_dit()
+    times, y = torch.tensor([900, 500, 3]), torch.tensor([1, 2])
+    for t, named in zip(times, network.prepare(times, y), strict=True):
+        x = torch.randn(2, 1, 8, 8)
+        # The other timesteps share the product, which may round differently.
+        torch.testing.assert_close(
+            network(x, t.expand(2), y, **named), network(x, t.expand(2), y), rtol=1e-5, atol=1e-5
+        )
+    assert network.prepared_bytes(2) == sum(part.nbytes for part in named["modulations"])

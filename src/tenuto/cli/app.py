@@ -215,6 +215,26 @@ def generate(
     )
 
 
+@app.command(epilog="Example: tenuto bench tiny-dit --batch 16")
+def bench(
+    model: Annotated[str, typer.Argument(help=MODEL)],
+    batch: Annotated[int, typer.Option(min=1, help="Samples in an evaluation; guidance takes two for a picture.")] = 16,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Text only: tokens in a sequence. Default: the most.")
+    ] = None,
+    budget: Annotated[float, typer.Option(min=0.1, max=1, help="Of the lifetime schedule that is timed.")] = 0.35,
+    steps: Annotated[int, typer.Option(min=10, help="Of that schedule; the others are half as long.")] = 50,
+    repeats: Annotated[int, typer.Option(min=1, help="Generations timed for each row; the median counts.")] = 3,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the figures here, as JSON.")] = None,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Time a model here: full, and under schedules, by every way of running them."""
+    from tenuto.cli.bench import run
+
+    run(model, batch, tokens, budget, steps, repeats, output, device, as_json)
+
+
 @app.command(epilog="Example: tenuto models --json")
 def models(as_json: AsJson = False) -> None:
     """List the architectures: what is held of each, what stays live, and the models that ship."""

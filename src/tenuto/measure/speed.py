@@ -6,20 +6,28 @@ All figures of one subject come from one process: medians over whole generations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor
 
 from tenuto.executor import Executor, Mode
+from tenuto.integrations.blocks import TEXT_TOKENS
+from tenuto.models.architecture import Architecture
 from tenuto.policies import lifetimes_at, tau_for_budget
+from tenuto.samplers.diffusion import prepared
 from tenuto.schedules import Hold, Reuse, Schedule
 from tenuto.units import Unit
 
 Inputs = tuple[Sequence[Any], Mapping[str, Any]]
+PERIODS = (2, 3, 5, 8)  # of the refresh schedules
+BLOCK = 32  # tokens of text whose logits are wanted
+VARIANTS = 3  # different inputs, taken in turns
+FULL_STEPS = 8  # evaluations in a generation that computes everything: all are alike
 
 
 @dataclass(frozen=True)
@@ -28,10 +36,10 @@ class Subject:
 
     model: str
     setting: str
-    network: nn.Module
+    network: Any
     units: tuple[Unit, ...]  # with the cost of one sample at this shape
     batch: int  # samples in one evaluation
-    inputs: tuple[Inputs, ...]  # taken in turns
+    inputs: Callable[[int, bool], Iterable[Inputs]]  # (steps, whether to work out ahead what can be) -> one a step
     device: torch.device
 
     @property
@@ -77,6 +85,7 @@ class Row:
     patterns: int = 0
     graphs: int = 0
     capture_s: float = 0.0
+    first_s: float = 0.0  # the first generation, in which graphs are recorded
     compile_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -106,6 +115,91 @@ def scattered_lifetimes(units: Sequence[Unit], steps: int, budget: float, seed: 
 def _schedule(units: Sequence[Unit], active: Any, reuse: Reuse, hold: Hold) -> Schedule:
     names, flops = tuple(unit.name for unit in units), tuple(unit.flops for unit in units)
     return Schedule(names, active, flops, reuse, hold, "timing", "none")
+
+
+def ladder(subject: Subject, budget: float, steps: int, quick: bool = False) -> list[Rung]:
+    """Every way of running it: the paper's kind of schedule at its budget, and refreshing at several periods.
+
+    quick leaves out all but the complete system and its yardsticks.
+    """
+    units, gpu = subject.units, subject.device.type == "cuda"
+    paper, named = scattered_lifetimes(units, steps, budget), f"lifetimes {budget:.0%}"
+    rungs = [Rung("full", "eager", False, None)]
+    if gpu and not quick:
+        rungs.append(Rung("full", "jagged", False, everything(units, FULL_STEPS)))
+    if not (gpu and quick):
+        rungs.append(Rung(named, "skip", False, paper))
+    if gpu and not quick:
+        rungs += [Rung(named, "padded", False, paper), Rung(named, "jagged", False, paper)]
+    if gpu:
+        rungs.append(Rung("full", "eager", True, None))
+        rungs.append(Rung("full", "jagged", True, everything(units, FULL_STEPS)))
+        rungs.append(
+            Rung("nothing", "jagged", True, refreshed(units, 2 * FULL_STEPS, 2 * FULL_STEPS, "hold", "update"))
+        )
+        if not quick:
+            rungs.append(Rung(named, "padded", True, paper))
+        rungs.append(Rung(named, "jagged", True, paper))
+    mode: Mode = "jagged" if gpu else "skip"
+    for n in PERIODS:
+        length = n * -(-steps // (2 * n))
+        rungs.append(Rung(f"refresh {n}", mode, gpu, refreshed(units, length, n)))
+        if n == PERIODS[-1]:
+            rungs.append(Rung(f"refresh {n}, update held", mode, gpu, refreshed(units, length, n, "linear", "update")))
+    return rungs
+
+
+# Subjects
+
+
+def subject_of(
+    model: str, network: Any, family: Architecture, config: Any, *, batch: int, tokens: int | None = None, seed: int = 1
+) -> Subject:
+    """A network with random inputs of the kind it takes; `batch` counts both halves of guidance, where there is any."""
+    parameter = next(network.parameters())
+    device, dtype = parameter.device, parameter.dtype
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+    def below(bound: int, *shape: int) -> Tensor:
+        return torch.randint(bound, shape, generator=generator, device=device)
+
+    length: int = tokens or getattr(config, "max_sequence_length", 0)
+
+    def text() -> Inputs:
+        last = torch.arange(max(0, length - BLOCK), length, device=device).expand(batch, -1)
+        return (below(config.embedding_size, batch, length),), {"positions": last}
+
+    def picture() -> Inputs:
+        x, t = noise(batch, *config.sample_shape), below(1000, 1).expand(batch)
+        if family.asks_for == "class":
+            return (x, t, below(config.classes, batch)), {}
+        if not network.denoiser.conv_in.weight.is_contiguous():
+            x = x.contiguous(memory_format=torch.channels_last)
+        words = noise(batch, TEXT_TOKENS, config.get("cross_attention_dim", 1280))
+        if config.get("addition_embed_type") != "text_time":
+            return (x, t, words), {}
+        pooled = config.get("projection_class_embeddings_input_dim") - 6 * config.get("addition_time_embed_dim")
+        added = {"text_embeds": noise(batch, pooled), "time_ids": torch.ones(batch, 6, device=device, dtype=dtype)}
+        return (x, t, words), {"added_cond_kwargs": added}
+
+    if family.asks_for == "prompt":
+        config = replace(config, max_sequence_length=length)
+    variants = [text() if family.asks_for == "prompt" else picture() for _ in range(VARIANTS)]
+    times = below(1000, 1000)
+
+    def inputs(steps: int, ahead: bool) -> Iterator[Inputs]:
+        """As the sampler gives them: timesteps on the device, and by name what was worked out of them ahead."""
+        conditions = variants[0][0][2:]
+        extra = prepared(network, times[:steps], conditions) if ahead else repeat({})
+        for step, named in zip(range(steps), extra, strict=False):
+            given, more = variants[step % VARIANTS]
+            yield (*given[:2], *conditions), {**more, **named}
+
+    setting = f"{batch}x{length}" if family.asks_for == "prompt" else f"batch {batch}"
+    return Subject(model, setting, network, family.units(config), batch, inputs, device)
 
 
 # Timing
@@ -141,16 +235,15 @@ def _compile(subject: Subject) -> float:
 def _time(subject: Subject, rung: Rung, repeats: int) -> Row:
     schedule = rung.schedule
     full = schedule is None
-    steps = 8 if schedule is None else schedule.steps
+    steps = FULL_STEPS if schedule is None else schedule.steps
     executor = Executor(subject.network, schedule, mode=rung.mode, compiled=rung.compiled)
-    _generate(executor, subject, steps)  # records what is to be recorded, and warms up
-    _wait(subject.device)
+    # The first generation records what is to be recorded, and warms up.
+    first = _seconds(lambda: _generate(executor, subject, steps), subject.device)
     on_gpu = subject.device.type == "cuda"
     if on_gpu:
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    _generate(executor, subject, steps)
     times = sorted(_seconds(lambda: _generate(executor, subject, steps), subject.device) for _ in range(repeats))
     median = statistics.median(times)
     budget = 1.0 if schedule is None else schedule.budget
@@ -175,6 +268,7 @@ def _time(subject: Subject, rung: Rung, repeats: int) -> Row:
         patterns=report.patterns,
         graphs=report.graphs,
         capture_s=report.capture_seconds,
+        first_s=first,
     )
 
 
@@ -197,8 +291,7 @@ def _compare(row: Row, rung: Rung, known: Mapping[tuple[str, bool, str], Row]) -
 @torch.inference_mode()
 def _generate(executor: Executor, subject: Subject, steps: int) -> None:
     generation = executor.start()
-    for step in range(steps):
-        inputs, named = subject.inputs[step % len(subject.inputs)]
+    for inputs, named in subject.inputs(steps, executor.captures(subject.device)):
         generation(*inputs, **named)
 
 
