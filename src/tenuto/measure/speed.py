@@ -166,7 +166,7 @@ def subject_of(
     def below(bound: int, *shape: int) -> Tensor:
         return torch.randint(bound, shape, generator=generator, device=device)
 
-    length: int = tokens or getattr(config, "max_sequence_length", 0)
+    length: int = getattr(config, "max_sequence_length", 0) if tokens is None else tokens
 
     def text() -> Inputs:
         last = torch.arange(max(0, length - BLOCK), length, device=device).expand(batch, -1)
