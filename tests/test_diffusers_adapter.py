@@ -5,6 +5,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -387,6 +388,27 @@ def test_a_block_held_after_its_gate_computes_no_conditioning(hold: str, expecte
         run(network, inputs("dit"))
         run(network, inputs("dit"))
     assert counts == expected and set(norms.values()) == {1}
+
+
+@torch.no_grad()
+def test_two_threads_may_run_one_denoiser_each_its_own_way() -> None:
+    network = make("sdxl")
+    attachment, call = attach(network), inputs("sdxl")
+    full = run(network, call)
+
+    def nothing(unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
+        return h
+
+    def go(residual: Any) -> Tensor:
+        with torch.no_grad(), attachment.using(residual):
+            return run(network, call)
+
+    bare = go(nothing)
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(go, [plain, nothing] * 8))
+    for i, result in enumerate(results):
+        torch.testing.assert_close(result, full if i % 2 == 0 else bare)
+    assert not attachment._residuals
 
 
 # ------------------------------------------------------------------------------------------------------- pipelines

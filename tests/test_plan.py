@@ -1,6 +1,7 @@
 """What a plan does must be what the schedule says, whatever it merges, reorders or uses again."""
 
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -271,3 +272,15 @@ def test_a_network_that_cannot_be_looked_at_beforehand_runs_right_and_says_so():
             got = run(Executor(Curious(), schedule))
         for a, b in zip(got, expected(Net(), schedule), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_threads_do_not_disturb_one_another():
+    net = Net()
+    tables = [table(["#..#..#.."] * 8, "linear", "branch"), table(["##.......", "#.#.#.#.#", *["#...#...#"] * 6])]
+    wants = [expected(net, one) for one in tables]
+    executors = [Executor(net, one) for one in tables]
+    with ThreadPoolExecutor(4) as threads:
+        futures = [threads.submit(run, executors[i % 2]) for i in range(12)]
+        for i, future in enumerate(futures):
+            for a, b in zip(future.result(), wants[i % 2], strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)

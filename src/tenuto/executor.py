@@ -18,6 +18,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Literal, get_args
 
 import torch
@@ -46,7 +47,8 @@ class Report:
     patterns: int
     graphs: int
     capture_seconds: float
-    cache_bytes: int
+    cache_bytes: int  # of what is held
+    graph_bytes: int  # that the graphs share, activations included
     given_up: str  # for the bounds on memory and graphs; "" means nothing
 
 
@@ -114,6 +116,7 @@ class Executor:
             capture_seconds=sum(stage.graphs.capture_seconds for stage in stages),
             cache_bytes=sum(stage.residuals.bytes for stage in stages)
             or max((plan.cache_bytes for plan in self._plans.values()), default=0) * (not self.offload),
+            graph_bytes=sum(stage.graphs.bytes for stage in stages),
             given_up=self.given_up,
         )
 
@@ -234,12 +237,14 @@ class Stage:
         self._network = executor.network
         self._warn = executor.warn
         self._owner: weakref.ref[Generation] | None = None
+        self._lock = Lock()
 
     def acquire(self, generation: "Generation") -> bool:
-        owner = None if self._owner is None else self._owner()
-        if owner is not None and owner is not generation and not owner.finished:
-            return False
-        self._owner = weakref.ref(generation)
+        with self._lock:
+            owner = None if self._owner is None else self._owner()
+            if owner is not None and owner is not generation and not owner.finished:
+                return False
+            self._owner = weakref.ref(generation)
         self.residuals.reset()
         return True
 

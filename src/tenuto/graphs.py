@@ -67,6 +67,14 @@ class Graphs:
     def __len__(self) -> int:
         return len(self._graphs)
 
+    @property
+    def bytes(self) -> int:
+        """Of the memory pool that the graphs share, and of their inputs and outputs."""
+        segments = torch.cuda.memory_snapshot()
+        pool = sum(one["total_size"] for one in segments if tuple(one["segment_pool_id"]) == tuple(self._pool))
+        static = (leaf for buffers in self._buffers.values() for leaf in (*buffers.inputs, *buffers.outputs))
+        return pool + sum(leaf.nbytes for leaf in static if isinstance(leaf, Tensor))
+
     def replay(self, program: Any, signature: Signature, leaves: Sequence[Any]) -> Any:
         buffers = self._buffers[signature]
         buffers.fill(leaves)

@@ -15,6 +15,7 @@ addition going through the seam, and loses it again on `detach`.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -40,25 +41,30 @@ class Attachment:
     def __init__(self, module: nn.Module, sites: tuple[Site, ...]) -> None:
         self.module = module
         self.units = tuple(unit for site in sites for unit in site.units)
-        self._residual: Residual = plain
+        self._residuals: dict[int, Residual] = {}  # by thread: two may run the module at once, each its own way
         # Partials rather than closures: a copy of an attached module then runs its own blocks, not the original's.
         self._forwards = [(site, partial(site.forward, site.block, site.name, self._seam)) for site in sites]
         for site, forward in self._forwards:
             vars(site.block)["forward"] = forward
 
     def _seam(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
-        return self._residual(unit, h, branch, gate)
+        return self._residuals.get(get_ident(), plain)(unit, h, branch, gate)
 
     @contextmanager
     def using(self, residual: Residual) -> Iterator[None]:
         """Within the block, residual additions of the module go through `residual`."""
         if not self._forwards:
             raise UsageError(f"This {type(self.module).__name__} was detached; attach it again to use a residual.")
-        before, self._residual = self._residual, residual
+        me = get_ident()
+        before = self._residuals.get(me)
+        self._residuals[me] = residual
         try:
             yield
         finally:
-            self._residual = before
+            if before is None:
+                del self._residuals[me]
+            else:
+                self._residuals[me] = before
 
     def detach(self) -> None:
         """Leave the module as it was found."""
