@@ -36,11 +36,15 @@ IMAGE_MODELS: dict[str, dict[str, Any]] = {
         "guidance": 3.0,
     },
 }
-PROMPTS = [
-    "Tom has 12 apples and buys 7 more. How many apples? Answer:",
-    "close: ([{ ->",
-    "The old man looked at the sea, and",
-]
+SURE: dict[str, Any] = {"steps": 16, "length": 16, "block_length": 16}
+PROSE: dict[str, Any] = {"steps": 48, "length": 48, "block_length": 8, "temperature": 0.7}
+PROMPTS = {
+    "Tom has 12 apples and buys 7 more. How many apples? Answer:": SURE,
+    "close: ([{ ->": SURE,
+    "The code of lamp is 4821. He sat down by the fire. The code of wolf is 7093.\n"
+    "Question: what is the code of lamp? Answer:": SURE,
+    "The old man looked at the sea, and": PROSE,
+}
 BEGIN, END = "<!-- families: benchmarks/families.py -->", "<!-- end of families -->"
 
 
@@ -72,10 +76,12 @@ def draw(name: str, seed: int) -> tuple[dict[str, Any], Tensor, Tensor]:
     return record, full, held
 
 
-def write(seed: int) -> list[dict[str, str]]:
+def write(seed: int) -> list[dict[str, Any]]:
     model = tenuto.load("tiny-llada")
-    texts = tenuto.generate_text(model, PROMPTS, steps=48, length=48, block_length=48, seed=seed)
-    return [{"prompt": prompt, "text": text} for prompt, text in zip(PROMPTS, texts, strict=True)]
+    return [
+        {"prompt": prompt, "text": tenuto.generate_text(model, [prompt], seed=seed, **options)[0], **options}
+        for prompt, options in PROMPTS.items()
+    ]
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -94,7 +100,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"\n8 pictures, {STEPS} DDIM steps, float32, one run; {made['hardware']}; seed {made['seed']}; commit "
         f"`{made['commit']}`; `{made['command']}`; [results/families.json](results/families.json).\n"
     )
-    lines.append("tiny-llada, everything computed, writes after the arrow:\n\n```")
+    lines.append("tiny-llada, everything computed, writes after the arrow (prose at temperature 0.7):\n\n```")
     lines += [f"{one['prompt']} →{one['text']}" for one in result["texts"]]
     lines.append("```")
     return "\n".join(lines)
