@@ -14,13 +14,14 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from readme import insert_between
 
 from tenuto.files import read_json, write_json, write_text
-from tenuto.measure.speed import Subject, ceilings, ladder, measure, subject_of
+from tenuto.measure.speed import Subject, ceilings, ladder, measure, subject_of, where_time_goes
 from tenuto.models import architecture
 from tenuto.models.unet import UNetConfig
 from tenuto.provenance import provenance
-from tenuto.report.speed import ladder_picture, ladder_tables
+from tenuto.report.speed import headlines, ladder_picture, ladder_tables
 
 HERE = Path(__file__).parent
 RESULTS, PICTURE = HERE / "results" / "ladder.json", HERE.parent / "docs" / "images" / "ladder.png"
@@ -31,6 +32,8 @@ FAMILIES = {
     "uvit": ("U-ViT-L/2", 0.36, (16, 1)),
     "sdxl": ("SDXL UNet", 0.32, (8, 1)),
 }
+PAPER = {"llada": 3.0, "dit": 3.0, "uvit": 2.8, "sdxl": 3.0}  # its speed-ups over eager inference, on an H100
+BEGIN, END = "<!-- ladder: benchmarks/ladder.py -->", "<!-- end of ladder -->"
 SETTINGS = {f"{family}:{size}": (family, size) for family, (_, _, sizes) in FAMILIES.items() for size in sizes}
 TINY: dict[str, dict[str, Any]] = {
     "llada": {"n_layers": 2, "d_model": 64, "n_heads": 2, "n_kv_heads": 2, "mlp_hidden_size": 96},
@@ -76,6 +79,7 @@ def main(
     quick: Annotated[bool, typer.Option(help="The complete system and its yardsticks only.")] = False,
     again: Annotated[bool, typer.Option(help="Measure what is in the file already, too.")] = False,
     tiny: Annotated[bool, typer.Option(help="Small networks: to try the script, not to measure.")] = False,
+    draw_only: Annotated[bool, typer.Option("--draw-only", help="Measure nothing; draw what the file holds.")] = False,
     device: Annotated[str, typer.Option(help="Where to run.")] = "cuda" if torch.cuda.is_available() else "cpu",
 ) -> None:
     """Time every way of running a schedule on the full-size networks."""
@@ -83,7 +87,7 @@ def main(
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     known = read_json(out, "ladder") if out.exists() else {"settings": {}, "rows": []}
     for name, (family, size) in SETTINGS.items():
-        if only and name not in only and family not in only:
+        if draw_only or (only and name not in only and family not in only):
             continue
         if name in known["settings"] and not again:
             print(f"{name} is in {out} already")
@@ -94,7 +98,8 @@ def main(
         rows = measure(subject, rungs, repeats, lambda text: print(text, flush=True))
         known["rows"] = [row for row in known["rows"] if row["case"] != name]
         known["rows"] += [{"case": name, **row.to_json()} for row in rows]
-        known["settings"][name] = provenance(device, seed=0, ceilings=ceilings(where))
+        spent = where_time_goes(subject)
+        known["settings"][name] = provenance(device, seed=0, ceilings=ceilings(where), spent=spent)
         write_json(out, known)
         del subject, rungs, rows
         if where.type == "cuda":
@@ -105,6 +110,13 @@ def main(
 def draw(known: dict[str, Any], out: Path) -> None:
     write_text(out.with_suffix(".md"), ladder_tables(known))
     ladder_picture(known, PICTURE if out == RESULTS else out.with_suffix(".png"))
+    if out == RESULTS:
+        made = list(known["settings"].values())[-1]
+        origin = (
+            f"Medians of whole generations; {made['hardware']}, bfloat16, torch {made['torch']}, random weights; "
+            f"commit `{made['commit']}`; `python benchmarks/ladder.py`; [every row](benchmarks/results/ladder.md)."
+        )
+        insert_between(HERE.parent / "README.md", BEGIN, END, f"{headlines(known, PAPER)}\n\n{origin}")
 
 
 if __name__ == "__main__":

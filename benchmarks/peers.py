@@ -30,7 +30,7 @@ from diffusers.hooks.hooks import CacheContext, HookRegistry, _set_cache_context
 from torch import nn
 
 from tenuto.executor import Mode
-from tenuto.files import write_json
+from tenuto.files import read_json, write_json, write_text
 from tenuto.integrations.blocks import TEXT_TOKENS
 from tenuto.integrations.diffusers import build, scheduled, units_in
 from tenuto.measure.speed import Inputs, _seconds, refreshed
@@ -38,6 +38,7 @@ from tenuto.models.dit_diffusers import CLASS as DIT
 from tenuto.models.dit_diffusers import XL_2
 from tenuto.models.unet import SDXL_BASE
 from tenuto.provenance import provenance
+from tenuto.report.speed import peers_tables
 from tenuto.schedules import Hold
 
 RESULTS = Path(__file__).parent / "results" / "peers.json"
@@ -338,9 +339,13 @@ def main(
     repeats: Annotated[int, typer.Option(min=1, help="Generations timed; the median counts.")] = 3,
     compile: Annotated[bool, typer.Option(help="Whether to make the compiled rows.")] = True,
     tiny: Annotated[bool, typer.Option(help="Small networks: to try the script, not to measure.")] = False,
+    draw_only: Annotated[bool, typer.Option("--draw-only", help="Measure nothing; draw what the file holds.")] = False,
     device: Annotated[str, typer.Option(help="Where to run.")] = "cuda" if torch.cuda.is_available() else "cpu",
 ) -> None:
     """Time our executor beside its peers on diffusers' DiT and SDXL UNet."""
+    if draw_only:
+        write_text(out.with_suffix(".md"), peers_tables(read_json(out, "peers")))
+        return
     if packages is not None:
         sys.path.append(str(packages))
     where = torch.device(device)
@@ -364,6 +369,7 @@ def main(
             values = asdict(row).items()
             known["rows"].append({key: round(v, 6) if isinstance(v, float) else v for key, v in values})
             write_json(out, known)
+            write_text(out.with_suffix(".md"), peers_tables(known))
             print(line(row), flush=True)
             torch._dynamo.reset()
             gc.collect()

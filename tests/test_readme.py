@@ -7,7 +7,7 @@ README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8"
 
 
 def test_the_code_blocks_run(tmp_path, monkeypatch, capsys):
-    pictures, text = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    pictures, text, graphs = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
     exec(compile(pictures, "README.md", "exec"), {})
     assert "of the work" in capsys.readouterr().out
@@ -15,6 +15,7 @@ def test_the_code_blocks_run(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "schedule.json").exists()
     exec(compile(text, "README.md", "exec"), {})
     assert "}])" in capsys.readouterr().out.replace(" ", "")
+    exec(compile(graphs, "README.md", "exec"), {})
 
 
 def test_both_commands_are_named():

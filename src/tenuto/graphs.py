@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,6 +33,12 @@ def hashable(signature: Signature) -> bool:
     except TypeError:
         return False
     return True
+
+
+@cache
+def recording_stream(device: torch.device) -> "torch.cuda.Stream":
+    """The stream that is recorded from, one for all: matrix libraries keep a workspace for every stream they see."""
+    return torch.cuda.Stream(device)
 
 
 @dataclass
@@ -60,7 +67,7 @@ class Graphs:
         self.device = device
         self.capture_seconds = 0.0
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
+        self._stream = recording_stream(device)
         self._buffers: dict[Signature, Buffers] = {}
         self._graphs: dict[tuple[Any, Signature], torch.cuda.CUDAGraph] = {}
 

@@ -4,6 +4,7 @@ All figures of one subject come from one process: medians over whole generations
 """
 
 import gc
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -286,6 +287,32 @@ def _compare(row: Row, rung: Rung, known: Mapping[tuple[str, bool, str], Row]) -
         alone = (fixed.ms_per_generation - full.ms_per_evaluation) / (fixed.steps - 1)
         ideal = alone + row.flop_budget * (full.ms_per_evaluation - alone)
         row.share_of_ideal = ideal / row.ms_per_evaluation
+
+
+KERNELS = {
+    "attention": r"flash|fmha|attention|sdpa",
+    "matrix products": r"gemm|nvjet|cutlass|addmm|::mm|bmm|linear|matmul",
+    "convolutions": r"conv|wgrad|dgrad|fprop|implicit",
+    "copies": r"memcpy|memset|copy|catarray",
+}
+
+
+def where_time_goes(subject: Subject) -> dict[str, float]:
+    """Milliseconds of one full evaluation with compiled branches, by what the device was doing."""
+    from torch.profiler import ProfilerActivity, profile
+
+    gpu = subject.device.type == "cuda"
+    executor = Executor(subject.network, compiled=gpu)
+    _generate(executor, subject, 1)
+    with profile(activities=[ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU]) as profiled:
+        _generate(executor, subject, 1)
+        _wait(subject.device)
+    spent = dict.fromkeys([*KERNELS, "norms, activations and sums"], 0.0)
+    for event in profiled.key_averages():
+        time = event.self_device_time_total if gpu else event.self_cpu_time_total
+        found = (kind for kind, names in KERNELS.items() if re.search(names, event.key, re.IGNORECASE))
+        spent[next(found, "norms, activations and sums")] += time / 1e3
+    return {kind: round(time, 4) for kind, time in sorted(spent.items(), key=lambda one: -one[1]) if time}
 
 
 @torch.inference_mode()

@@ -43,6 +43,69 @@ def ladder_tables(known: Mapping[str, Any]) -> str:
         parts.append("| " + " | ".join(title for title, _ in COLUMNS) + " |")
         parts.append("|" + "---|" * len(COLUMNS))
         parts += ["| " + " | ".join(cell(row) for _, cell in COLUMNS) + " |" for row in rows]
+        if spent := made.get("spent"):
+            total = sum(spent.values())
+            shares = ", ".join(f"{kind} {share / total:.0%}" for kind, share in spent.items())
+            parts.append(f"\nWhere the time of full, compiled inference goes: {shares}.")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def headlines(known: Mapping[str, Any], paper: Mapping[str, float]) -> str:
+    """One line a setting: full inference, the complete system at the paper's budget, and what bounds it."""
+    lines = [
+        "| network, setting | eager | full, compiled graphs | at the paper's budget | over eager | of the ideal "
+        "| the chip's bound | the paper | every 8th step |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for case, made in known["settings"].items():
+        rows = {(row["mode"], row["schedule"]): row for row in _rows(known, case)}
+        full, eager = rows.get(("jagged + compiled", "full")), rows["eager", "full"]
+        best = next((row for (mode, name), row in rows.items() if mode == "jagged + compiled" and "life" in name), None)
+        eighth = rows.get(("jagged + compiled", "refresh 8"))
+        if full is None or best is None or eighth is None:
+            continue
+        claim = paper.get(case.split(":")[0])
+        lines.append(
+            f"| {best['model']}, {best['setting']} | {eager['ms_per_evaluation']:.2f} ms "
+            f"| {full['ms_per_evaluation']:.2f} ms | **{best['ms_per_evaluation']:.2f} ms** at {best['budget']:.0%} "
+            f"| **{best['speedup_over_eager']:.2f}×** | {best['share_of_ideal']:.0%} "
+            f"| {_bound(best, made['ceilings']):.2f} ms | {f'{claim:.1f}×' if claim else ''} "
+            f"| {eighth['speedup_over_eager']:.2f}× |"
+        )
+    return "\n".join(lines)
+
+
+def _bound(row: Mapping[str, Any], ceilings: Mapping[str, float]) -> float:
+    """The time below which no program can do the units' arithmetic, or read their weights, in ms."""
+    return max(row["tflops"] / ceilings["tflops"], row["gbps"] / ceilings["gbps"]) * float(row["ms_per_evaluation"])
+
+
+def peers_tables(known: Mapping[str, Any]) -> str:
+    """Our executor beside its peers, in Markdown."""
+    made = known["provenance"]
+    others = ", ".join(f"{name} {number}" for name, number in made["peers"].items())
+    parts = [
+        "# Beside its peers\n",
+        f"`{made['command']}` at {made['commit']}, torch {made['torch']}, diffusers {made['diffusers']}, {others}; "
+        f"{made['hardware']}, {made['date']}. One step of four computed; every peer is told when.\n",
+    ]
+    for network in dict.fromkeys(row["network"] for row in known["rows"]):
+        rows = [row for row in known["rows"] if row["network"] == network]
+        parts.append(f"## {network}, {rows[0]['setting']}\n")
+        parts.append(
+            "| | ms an evaluation | over eager | computed | hooks | in a CUDA graph |\n|---|---:|---:|---:|---:|---|"
+        )
+        for row in rows:
+            if row["ms_per_evaluation"] is None:
+                parts.append(f"| {row['peer']} | does not run: {row['why']} | | | | |")
+                continue
+            spread, graph = 50 * row["spread"], {True: "yes", False: f"no: {row['why']}", None: ""}[row["capturable"]]
+            parts.append(
+                f"| {row['peer']} | {row['ms_per_evaluation']:.2f} ± {spread:.1f} % "
+                f"| {_ratio(row['speedup_over_eager'])} | {row['computed_share']:.0%} | {row['hooks_attached']} "
+                f"| {graph} |"
+            )
         parts.append("")
     return "\n".join(parts)
 
@@ -57,10 +120,10 @@ def ladder_picture(known: Mapping[str, Any], path: Path) -> None:
 
     cases = list(known["settings"])
     figure = Figure(figsize=(12, 0.6 + 2.6 * -(-len(cases) // 2)), layout="constrained", dpi=130)
-    axes = figure.subplots(-(-len(cases) // 2), 2, squeeze=False).flat
+    axes = list(figure.subplots(-(-len(cases) // 2), 2, squeeze=False).flat)
     for ax, case in zip(axes, cases, strict=False):
         _bars(ax, _rows(known, case))
-    for ax in list(axes)[len(cases) :]:
+    for ax in axes[len(cases) :]:
         ax.remove()
     handles = [_patch(colour, label) for colour, label in _LEGEND]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
