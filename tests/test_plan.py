@@ -261,6 +261,15 @@ def test_offloaded_caches_give_the_same(schedule):
     assert planes.bytes == 0
 
 
+def test_what_will_be_taken_is_known_before_anything_runs():
+    executor = Executor(Net(), table(["#..#..#.."] * 8, "linear", "branch"))
+    forecast = executor.forecast(*next(inputs(1)))
+    assert forecast.cache_bytes == 8 * PLANE and forecast.graphs == 2 and forecast.given_up == ""
+    x, gate = next(inputs(1))
+    # At its fullest: the skip, the stream, a product and its tanh, and the sum they go into; then the inputs.
+    assert 3 * PLANE <= forecast.graph_bytes - x.nbytes - gate.nbytes <= 6 * PLANE
+
+
 def test_a_network_that_cannot_be_looked_at_beforehand_runs_right_and_says_so():
     class Curious(Net):
         def forward(self, x, gate, residual=plain):

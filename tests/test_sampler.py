@@ -140,3 +140,21 @@ def test_the_gpu_gives_the_cpus_samples(checkpoint):
     options = {"steps": 6, "schedule": schedule, "seed": 3}
     expected = tenuto.generate(on_cpu, [0, 1], **options)
     torch.testing.assert_close(tenuto.generate(on_gpu, [0, 1], **options).cpu(), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.gpu
+def test_nothing_in_the_loop_waits_for_the_device(checkpoint):
+    model = tenuto.load(str(checkpoint), device="cuda")
+    schedule = tenuto.schedule(model, steps=10, budget=0.3)
+    tenuto.generate(model, [0, 1], schedule=schedule)  # records
+    steps = []
+
+    def watch(images):
+        torch.cuda.set_sync_debug_mode("error" if len(steps) < 8 else "default")  # from the second step to the last
+        steps.append(images)
+
+    try:
+        tenuto.generate(model, [0, 1], schedule=schedule, progress=watch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(steps) == 10

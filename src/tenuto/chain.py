@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tenuto.errors import ScheduleError
-from tenuto.residual import Branch
+from tenuto.residual import Branch, plain
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,46 @@ def chain_of(network: Callable[..., Any], inputs: Sequence[Any], named: Mapping[
     with torch.inference_mode(), fake, watch:
         network(*faked, **faked_named, residual=watch.residual)
     return watch.chain()
+
+
+def activation_bytes(network: Callable[..., Any], inputs: Sequence[Any], named: Mapping[str, Any]) -> int:
+    """The most that the tensors of one full evaluation take at once, weights and inputs not counted; none is made."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    tally = _Tally()
+    faked, faked_named = tree_map_only(Tensor, fake.from_tensor, (tuple(inputs), dict(named)))
+    with torch.inference_mode(), fake, tally:
+        network(*faked, **faked_named, residual=plain)
+    return tally.most
+
+
+class _Tally(TorchDispatchMode):
+    """Counts the bytes of the storages that operations made and that are still there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._given: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._given |= {_storage(value) for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)} - set(
+            self._live
+        )
+        result = func(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            if isinstance(value, Tensor) and (key := _storage(value)) not in self._given:
+                storage = value.untyped_storage()
+                self._live[key] = StorageWeakRef(storage), storage.nbytes()
+        for key in [key for key, (ref, _) in self._live.items() if ref.expired()]:
+            del self._live[key]
+        self.most = max(self.most, sum(size for _, size in self._live.values()))
+        return result
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def dense_stride(h: Tensor) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from tenuto.chain import Chain, chain_of
+from tenuto.chain import Chain, activation_bytes, chain_of
 from tenuto.compilation import compiling
 from tenuto.errors import ScheduleError, UsageError
 from tenuto.graphs import Graphs, Signature, hashable, signature_of
@@ -37,6 +37,16 @@ from tenuto.schedules import Schedule
 
 Mode = Literal["auto", "eager", "skip", "padded", "jagged"]
 STAGES = 4  # signatures of inputs whose graphs are kept; the one used longest ago gives way
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What an executor will take, if it records graphs."""
+
+    graphs: int
+    cache_bytes: int  # of what is held
+    graph_bytes: int  # that the graphs share: the tensors of one full evaluation, as full inference has them too
+    given_up: str  # for the bounds on memory and graphs; "" means nothing
 
 
 @dataclass(frozen=True)
@@ -105,6 +115,17 @@ class Executor:
             raise UsageError("Without a schedule there is nothing to plan.")
         leaves, spec = tree_flatten((inputs, named))
         return self._plan_for(self._chain_for(signature_of(leaves, spec), inputs, named))
+
+    def forecast(self, *inputs: Any, **named: Any) -> "Forecast":
+        """What running on inputs like these will take; nothing is computed, and nothing is kept."""
+        plan = self.plan(*inputs, **named)
+        static = sum(leaf.nbytes for leaf in tree_flatten((inputs, named))[0] if isinstance(leaf, Tensor))
+        return Forecast(
+            graphs=len(plan.programs),
+            cache_bytes=0 if self.offload else plan.cache_bytes,
+            graph_bytes=activation_bytes(self.network, inputs, named) + static,
+            given_up=self.given_up,
+        )
 
     def report(self) -> Report:
         """What was recorded and kept so far."""
