@@ -451,3 +451,26 @@ def test_bench_times_every_way_there_is(tenuto, checkpoint, tmp_path):
     assert len(json.loads(out)["rows"]) == len(record["rows"])
     status, _, err = tenuto("bench", str(checkpoint), "--tokens", "8")
     assert status == 2 and "--tokens means nothing" in err
+
+
+def test_check_says_whether_a_schedule_is_safe(tenuto, checkpoint, tmp_path):
+    for name, options in {"all": ("--budget", "1"), "few": ("--policy", "lifetimes", "--budget", "0.2")}.items():
+        made = tenuto("schedule", str(checkpoint), "--steps", "10", *options, "-o", str(tmp_path / f"{name}.json"))
+        assert made[0] == 0
+    status, out, _ = tenuto("check", str(checkpoint), "--schedule", str(tmp_path / "all.json"), "--samples", "2")
+    assert status == 0 and out.startswith("Safe: the pictures cannot be told from those of the full run")
+    picture = tmp_path / "errors.png"
+    command = ("check", str(checkpoint), "--schedule", str(tmp_path / "few.json"), "--for", "1")
+    status, out, _ = tenuto(*command, "--png", str(picture))
+    assert status == 1 and out.startswith("Not safe") and "furthest off: blocks." in out
+    assert picture.stat().st_size > 1000
+    status, out, _ = tenuto(*command, "--json")
+    record = json.loads(out)
+    assert status == 1 and not record["safe"] and record["worst_units"][0]["error"] > 0
+
+
+def test_check_knows_that_a_held_language_model_takes_fewer_steps(tenuto, tmp_path):
+    path = str(tmp_path / "s.json")
+    tenuto("schedule", "tiny-llada", "--steps", "8", "--every", "4", "-o", path)
+    status, out, _ = tenuto("check", "tiny-llada", "--schedule", path, "--length", "8", "--samples", "1")
+    assert "At 6 of 8 steps every unit is held" in out and status in (0, 1)

@@ -215,6 +215,26 @@ def generate(
     )
 
 
+@app.command(epilog="Example: tenuto check tiny-dit --schedule schedule.json --png errors.png")
+def check(
+    model: Annotated[str, typer.Argument(help=MODEL)],
+    schedule: Annotated[Path, typer.Option(help="The schedule file to check.")],
+    wanted: Annotated[
+        list[str] | None, typer.Option("--for", help="A class, caption or prompt to try; repeat for more.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="How many, where --for does not say.")] = 4,
+    length: Annotated[int, typer.Option(min=1, help="Text only: how many tokens to write.")] = 64,
+    seed: Annotated[int, typer.Option(min=0, max=2**53, help="Seed of the first.")] = 0,
+    png: Annotated[Path | None, typer.Option(help="Draw how far off each unit was at each step.")] = None,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Say whether a schedule is safe: a few samples with it and without, compared. Ends with 1 if it is not."""
+    from tenuto.cli.check import run
+
+    run(model, schedule, wanted or [], samples, length, seed, png, device, as_json)
+
+
 @app.command(epilog="Example: tenuto bench tiny-dit --batch 16")
 def bench(
     model: Annotated[str, typer.Argument(help=MODEL)],

@@ -109,6 +109,23 @@ def save_schedule_png(schedule: Schedule, path: Path) -> None:
     _save(figure, path)
 
 
+def save_errors_png(schedule: Schedule, errors: Any, path: Path) -> None:
+    """How far off each held unit was, unit × step; computed ones are left white."""
+    figure, axes = _figure(len(schedule.units), schedule.units)
+    shown = axes.imshow(
+        np.ma.masked_where(schedule.active, 100 * errors),
+        aspect="auto",
+        interpolation="nearest",
+        cmap="magma_r",
+        vmin=0,
+        extent=(0.5, schedule.steps + 0.5, len(schedule.units) - 0.5, -0.5),
+    )
+    figure.colorbar(shown, label="off by, % of the stream")
+    axes.set_xlabel("step (network evaluation), noisiest first")
+    axes.set_title(f"{schedule.model}: error of what is held (white: computed)", fontsize=10)
+    _save(figure, path)
+
+
 def save_scores_png(scores: Scores, path: Path) -> None:
     figure, axes = _figure(len(scores.units), [unit.name for unit in scores.units])
     colours = [KIND_COLOURS[unit.kind] for unit in scores.units]

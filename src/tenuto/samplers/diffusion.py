@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tenuto.errors import CheckpointError, UsageError
-from tenuto.executor import Generation, Mode, executor_for
+from tenuto.executor import Executor, Generation, Mode, executor_for
 from tenuto.models import Model
 from tenuto.models.architecture import NoiseLevels
 from tenuto.schedules import Schedule
@@ -52,6 +52,7 @@ def generate(
     schedule: Schedule | None = None,
     mode: Mode = "auto",
     compiled: bool = False,
+    executor: Executor | None = None,
     batch: int = 16,
     progress: Callable[[int], object] = lambda images: None,
     **options: Any,
@@ -63,6 +64,7 @@ def generate(
               results do not depend on how samples are batched
     mode      how the schedule is run: auto, eager, skip, padded or jagged (see tenuto.executor)
     compiled  compile the network's branches first, each kind once
+    executor  one of your own, which runs the network instead of `schedule`, `mode` and `compiled`
     progress  called after every step with the number of images in the batch
     options   fields of `Sampling` (steps, solver, guidance, guided_channels), instead of `sampling`; steps are the
               schedule's unless given
@@ -74,13 +76,17 @@ def generate(
     if unknown := [name for name in options if name not in Sampling.__dataclass_fields__]:
         known = ", ".join(Sampling.__dataclass_fields__)
         raise UsageError(f"There is no option {unknown[0]!r}; the options of sampling are {known}.")
+    if executor is not None:
+        if schedule is not None or mode != "auto" or compiled:
+            raise UsageError("Give an executor, or what to make one of (schedule, mode, compiled), not both.")
+        schedule = executor.schedule
     if schedule is not None and sampling is None:
         options = {"steps": schedule.steps, **options}
     sampling = sampling or Sampling(**options)
     wanted = _wanted(model, classes, captions)
     seeds = [seed + i for i in range(len(wanted))] if seeds is None else seeds
     _check_request(model, wanted, seeds, sampling, schedule, batch)
-    executor = executor_for(model.network, schedule, mode, compiled)
+    executor = executor or executor_for(model.network, schedule, mode, compiled)
     samples = [
         _sample_batch(model, executor.start(), chunk, noise, sampling, progress)
         for chunk, noise in _batches(model, wanted, seeds, batch)
