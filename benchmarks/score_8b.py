@@ -7,7 +7,6 @@ The weights are random, so the scores mean nothing; the layout, the reading and 
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -57,10 +56,24 @@ def measure(directory: Path, device: str, threads: int) -> dict[str, Any]:
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)} if threads else dict(os.environ)
     command = [sys.executable, "-c", "from tenuto.cli import main; main()", "score", str(directory)]
     started = time.perf_counter()
-    subprocess.run([*command, "--device", device, "--json"], check=True, env=environment, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([*command, "--device", device, "--json"], env=environment, stdout=subprocess.DEVNULL)
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, peak_resident_bytes(process.pid))
+        time.sleep(0.1)
     seconds = time.perf_counter() - started
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    if process.returncode:
+        raise SystemExit(process.returncode)
     return {"device": device, "threads": threads or None, "seconds": seconds, "peak_resident_bytes": peak}
+
+
+def peak_resident_bytes(process: int) -> int:
+    """Of a running process. (What `getrusage` says of a child is at least what its parent took when it was started.)"""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
+    except OSError:  # it has just ended
+        return 0
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
 
 
 def main(
