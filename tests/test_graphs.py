@@ -3,6 +3,9 @@
 These need a GPU. What they record and replay is tested on the CPU in test_plan.py.
 """
 
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -164,6 +167,30 @@ def test_a_second_generation_at_once_is_right_and_says_it_is_slower():
     assert_same([b for _, b in got], want[1])
 
 
+def test_weights_that_were_moved_or_replaced_are_read_where_they_are_now():
+    network = dit()
+    schedule = schedule_for(dit_units(network), "lifetimes")
+    executor = Executor(network, schedule, mode="jagged")
+    want = run(executor)
+    network.to("cpu").to("cuda")
+    junk = torch.full((1 << 22,), float("nan"), device="cuda")  # where they were
+    assert_same(run(executor), want)
+    network.load_state_dict({key: 2 * value for key, value in network.state_dict().items()}, assign=True)
+    assert_same(run(executor), run(Executor(network, schedule, mode="skip")))
+    assert junk.isnan().all()
+
+
+def test_two_threads_record_and_replay_at_once():
+    networks = [dit() for _ in range(2)]
+    schedule = schedule_for(dit_units(networks[0]), "refresh, linear, branch")
+    want = run(Executor(networks[0], schedule, mode="skip"))
+    executors = [Executor(network, schedule, mode="jagged") for network in networks]
+    with ThreadPoolExecutor(4) as threads, warnings.catch_warnings():
+        warnings.simplefilter("ignore", Slower)  # those that find the graphs in use
+        for result in threads.map(lambda i: run(executors[i % 2]), range(12)):
+            assert_same(result, want)
+
+
 def test_an_abandoned_generation_gives_the_graphs_back():
     network = dit()
     executor = Executor(network, schedule_for(dit_units(network), "lifetimes"), mode="jagged")
@@ -222,7 +249,10 @@ def test_what_cannot_be_recorded_runs_right_and_says_so():
         got = through(jagged)
     assert_same(got, want)
     assert_same(through(jagged), want)
-    torch.cuda.synchronize()
+    assert torch.isfinite(torch.randn(4, device="cuda")).all()  # random numbers go on after a recording that broke off
+    other = dit()
+    schedule = schedule_for(dit_units(other), "lifetimes")
+    assert_same(run(Executor(other, schedule, mode="jagged")), run(Executor(other, schedule, mode="skip")))
 
 
 def test_bounds_and_offload_hold_on_the_gpu():

@@ -1,5 +1,7 @@
 """What a plan does must be what the schedule says, whatever it merges, reorders or uses again."""
 
+import gc
+import weakref
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -9,12 +11,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
+from tenuto import kernels
 from tenuto.chain import chain_of
 from tenuto.errors import ScheduleError, UsageError
-from tenuto.executor import Executor, Slower
-from tenuto.holding import Holding, Padded, Planes
+from tenuto.executor import Executor, Slower, executor_for
+from tenuto.holding import Holding, Padded, Planes, Unplanned
 from tenuto.plan import extrapolation_weights, make_plan
 from tenuto.policies import with_fewer_lifetimes
 from tenuto.residual import plain
@@ -293,3 +296,178 @@ def test_threads_do_not_disturb_one_another():
         for i, future in enumerate(futures):
             for a, b in zip(future.result(), wants[i % 2], strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+# ------------------------------------------------------------------------------------------- networks of other shapes
+
+
+class Shaped(nn.Module):
+    """Units u0, u1, …: what `body` does with them is up to the test."""
+
+    def __init__(self, body) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x, residual=plain):
+        return self.body(x, residual)
+
+
+def runs_as_the_schedule_says(network, rows, hold="update", reuse="hold", tolerance=1e-4):
+    """Skipping, and the buffers that graphs work on, against the unplanned semantics."""
+    units = tuple(f"u{i}" for i in range(len(rows)))
+    active = np.array([[mark == "#" for mark in row] for row in rows])
+    schedule = Schedule(units, active, (1.0,) * len(rows), reuse, hold, "toy", "sha256:toy")
+    given = [torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(s)) for s in range(len(rows[0]))]
+    plain_steps, executor = Unplanned(schedule), Executor(network, schedule)
+    skipping = executor.start()
+    plan = executor.plan(given[0])
+    static = Planes(plan, torch.device("cpu"))
+    static.reset()
+    for step, x in enumerate(given):
+        plain_steps.step = step
+        want = network(x, residual=plain_steps)
+        torch.testing.assert_close(skipping(x), want, rtol=tolerance, atol=tolerance)
+        static.at(step)
+        got = network(x, residual=Holding(plan, static, plan.steps[step]))
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+    return plan
+
+
+@pytest.mark.parametrize("reuse", ["hold", "linear"])
+def test_a_branch_may_read_another_stream_than_its_own(reuse):
+    def parallel(x, residual):
+        h = residual("u0", x, lambda: torch.tanh(x))
+        h1 = residual("u1", h, lambda: torch.sin(h))
+        return residual("u2", h1, lambda: torch.cos(h))  # of the stream before u1
+
+    plan = runs_as_the_schedule_says(Shaped(parallel), ["#..#.", "#..#.", "#####"], reuse=reuse)
+    assert [link.joined for link in plan.chain] == [False, True, False]
+
+
+def test_a_network_may_give_a_stream_away():
+    def two(x, residual):
+        mid = residual("u0", x, lambda: torch.tanh(x))
+        return mid, residual("u1", mid, lambda: torch.sin(mid))
+
+    runs_as_the_schedule_says(Shaped(two), ["#..", "#.."])
+
+
+def test_gates_are_asked_for_where_they_stand():
+    def looped(x, residual):
+        scale = torch.zeros(2, 1, 4)
+        for i in range(3):
+            scale.add_(1)  # what a gate gives when it is asked later is another's
+            x = residual(f"u{i}", x, lambda x=x: torch.tanh(x), gate=lambda: scale.clone())
+        return x
+
+    runs_as_the_schedule_says(Shaped(looped), ["#..#."] * 3, "branch", "linear")
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 4), (2, 3, 1), (1, 1, 1), (2, 3, 4), (3, 4)])
+def test_gates_may_have_any_shape_that_broadcasts(shape):
+    def gated(x, residual):
+        gates = [torch.rand(s, generator=torch.Generator().manual_seed(i)) for i, s in enumerate((shape, (2, 1, 4)))]
+        for i, gate in enumerate(gates):
+            x = residual(f"u{i}", x, lambda x=x: torch.tanh(x), gate=lambda gate=gate: gate)
+        return x
+
+    runs_as_the_schedule_says(Shaped(gated), ["#..#."] * 2, "branch", "linear")
+
+
+@pytest.mark.parametrize("reuse", ["hold", "linear"])
+def test_branches_may_be_less_precise_than_the_stream_or_broadcast(reuse):
+    def mixed(x, residual):
+        x = residual("u0", x, lambda: torch.tanh(x).bfloat16())
+        x = residual("u1", x, lambda: x.mean(dim=1, keepdim=True).bfloat16())
+        return residual("u2", x.relu(), lambda: torch.tanh(x))
+
+    runs_as_the_schedule_says(Shaped(mixed), ["#..#.", "##.#.", "#.#.#"], reuse=reuse, tolerance=0.02)
+
+
+def test_units_that_come_and_go_are_an_error():
+    class Fickle(Shaped):
+        both = True
+
+        def forward(self, x, residual=plain):
+            x = residual("u0", x, lambda: torch.tanh(x))
+            return residual("u1", x, lambda: torch.sin(x)) if self.both else x
+
+    schedule = Schedule(("u0", "u1"), np.array([[1, 0], [1, 0]], bool), (1.0, 1.0), "hold", "update", "t", "s")
+    network = Fickle(None)
+    generation = Executor(network, schedule).start()
+    generation(torch.randn(2, 3))
+    network.both = False
+    with pytest.raises(ScheduleError, match="did not run u1"):
+        generation(torch.randn(2, 3))
+
+
+def test_looking_at_a_network_leaves_nothing_behind():
+    class Lazy(Shaped):
+        table = None
+
+        def forward(self, x, residual=plain):
+            if self.table is None:
+                self.table = torch.ones(x.shape[-1])
+                self.register_buffer("late", torch.ones(1), persistent=False)
+            return residual("u0", x * self.table, lambda: torch.tanh(x))
+
+    schedule = Schedule(("u0",), np.array([[1, 0]], bool), (1.0,), "hold", "update", "t", "s")
+    network = Lazy(None)
+    generation = Executor(network, schedule).start()
+    assert type(generation(torch.randn(2, 3))) is torch.Tensor
+    assert type(network.table) is torch.Tensor and type(network.late) is torch.Tensor
+
+
+def test_buffers_serve_within_inference_mode_and_without():
+    schedule = table(["#..#..#.."] * 8, "linear", "branch")
+    with torch.inference_mode():
+        plan = make_plan(schedule, chain_of(Net(), next(inputs(1)), {}))
+        planes = Planes(plan, torch.device("cpu"))
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            planes.reset()
+            for step, (x, gate) in enumerate(inputs(9)):
+                planes.at(step)
+                Net()(x, gate, residual=Holding(plan, planes, plan.steps[step]))
+
+
+def test_options_that_cannot_work_together_are_refused():
+    schedule = table(["#.."] * 8)
+    for options in (
+        {"mode": "padded", "memory": 9},
+        {"mode": "padded", "offload": True},
+        {"mode": "skip", "offload": True},
+    ):
+        with pytest.raises(UsageError):
+            Executor(Net(), schedule, **options)
+    with pytest.raises(UsageError, match="reuse 'hold'"):
+        Executor(Net(), table(["#.."] * 8, "linear"), offload=True)
+
+
+def test_what_was_given_up_is_told_of_every_shape():
+    executor = Executor(Net(), table(["#..#..#.."] * 8, "linear", "branch"), memory=7 * PLANE)
+    run(executor)
+    x, gate = next(inputs(1))
+    assert executor.forecast(x[:1], gate[:1]).given_up == ""  # half the batch fits as it is
+    assert "linear became hold" in executor.report().given_up
+
+
+def test_a_network_is_not_kept_alive_by_its_executor():
+    network = Net()
+    executor_for(network, table(["#.."] * 8)).start()
+    gone = weakref.ref(network)
+    del network
+    gc.collect()
+    assert gone() is None
+
+
+def test_the_kernel_takes_gates_of_one_shape_only():
+    def fits(h, gate):
+        storage, gates = torch.zeros(1, *h.shape), torch.zeros(1, *gate)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernels, "has_triton", lambda: True)
+            patch.setattr(Tensor, "is_cuda", True)
+            return kernels.fits_kernel(h, storage, gates)
+
+    h = torch.zeros(2, 4, 4)
+    assert fits(h, (2, 1, 4)) and not fits(h, (2, 4, 1)) and not fits(torch.zeros(4, 4, 3), (4, 3))

@@ -1,22 +1,23 @@
-"""How a network's units follow one another: found by watching one evaluation in which every unit is held.
+"""How a network's units follow one another: found by watching one evaluation on tensors without values.
 
-Nothing is computed for it: the evaluation runs on fake tensors, which have shapes but no values. What the network
-does besides its units (embeddings, skips, shortcut convolutions, the final layer) is seen reading the residual
-stream; two units with no such reader between them may be added as one.
+Nothing is computed for it: fake tensors have shapes and no more. What the network does besides its units (embeddings,
+skips, shortcut convolutions, the final layer) is seen reading the residual stream, and so is a branch that reads
+another stream than its own; two units with no such reader between them may be added as one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tenuto.errors import ScheduleError
-from tenuto.residual import Branch, plain
+from tenuto.residual import Branch, Residual, plain
 
 
 @dataclass(frozen=True)
@@ -34,28 +35,59 @@ class Link:
 Chain = tuple[Link, ...]
 
 
-def chain_of(network: Callable[..., Any], inputs: Sequence[Any], named: Mapping[str, Any]) -> Chain:
-    """The units of `network`, in the order they run on these inputs."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+def chain_of(
+    network: Callable[..., Any], inputs: Sequence[Any], named: Mapping[str, Any], module: nn.Module | None = None
+) -> Chain:
+    """The units of `network`, in the order they run on these inputs.
 
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    module  what the network runs, where it is no module itself
+    """
     watch = _Watch()
-    faked, faked_named = tree_map_only(Tensor, fake.from_tensor, (tuple(inputs), dict(named)))
-    with torch.inference_mode(), fake, watch:
-        network(*faked, **faked_named, residual=watch.residual)
+    watch.returned(_evaluate_fakes(network, inputs, named, module, watch, watch.residual))
     return watch.chain()
 
 
-def activation_bytes(network: Callable[..., Any], inputs: Sequence[Any], named: Mapping[str, Any]) -> int:
+def activation_bytes(
+    network: Callable[..., Any], inputs: Sequence[Any], named: Mapping[str, Any], module: nn.Module | None = None
+) -> int:
     """The most that the tensors of one full evaluation take at once, weights and inputs not counted; none is made."""
+    tally = _Tally()
+    _evaluate_fakes(network, inputs, named, module, tally, plain)
+    return tally.most
+
+
+def _evaluate_fakes(
+    network: Callable[..., Any],
+    inputs: Sequence[Any],
+    named: Mapping[str, Any],
+    module: nn.Module | None,
+    mode: TorchDispatchMode,
+    residual: Residual,
+) -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    tally = _Tally()
     faked, faked_named = tree_map_only(Tensor, fake.from_tensor, (tuple(inputs), dict(named)))
-    with torch.inference_mode(), fake, tally:
-        network(*faked, **faked_named, residual=plain)
-    return tally.most
+    module = network if module is None and isinstance(network, nn.Module) else module
+    with _as_it_was(module), torch.inference_mode(), fake, mode:
+        return network(*faked, **faked_named, residual=residual)
+
+
+@contextmanager
+def _as_it_was(module: nn.Module | None) -> Iterator[None]:
+    """Tables that a network computes once and keeps must not be kept from an evaluation without values."""
+    parts = [] if module is None else list(module.modules())
+    before = [(vars(part), dict(vars(part)), dict(part._buffers)) for part in parts]
+    try:
+        yield
+    finally:
+        for part, (now, attributes, buffers) in zip(parts, before, strict=True):
+            if now.keys() != attributes.keys() or any(now[key] is not value for key, value in attributes.items()):
+                now.clear()
+                now.update(attributes)
+            if part._buffers.keys() != buffers.keys() or any(part._buffers[k] is not v for k, v in buffers.items()):
+                part._buffers.clear()
+                part._buffers.update(buffers)
 
 
 class _Tally(TorchDispatchMode):
@@ -111,6 +143,13 @@ class _Watch(TorchDispatchMode):
     def residual(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
         if any(unit == name for name, _, _ in self._seen):
             raise ScheduleError(f"The network has two units named {unit}.")
+        # A branch may read the stream it is given. If it reads another, that one must be there whenever it is computed.
+        before, mine = set(self._read), self._place.get(id(h))
+        branch()
+        if mine is not None and mine not in before:
+            self._read.discard(mine)
+        if gate is not None:
+            gate()
         after = torch.empty_strided(h.shape, dense_stride(h), dtype=h.dtype, device=h.device)
         self._follows.append(self._place.get(id(h)))
         self._place[id(after)] = len(self._seen)
@@ -122,6 +161,10 @@ class _Watch(TorchDispatchMode):
             if isinstance(value, Tensor) and id(value) in self._place:
                 self._read.add(self._place[id(value)])
         return func(*args, **(kwargs or {}))
+
+    def returned(self, output: Any) -> None:
+        """What the network gives away, others read."""
+        self._read |= {self._place[id(value)] for value in tree_leaves(output) if id(value) in self._place}
 
     def chain(self) -> Chain:
         takers = [place for place in self._follows if place is not None]

@@ -3,12 +3,14 @@
     generation = Executor(network, schedule).start()
     for …:  output = generation(x, t, y)        # one network evaluation; the step counts itself
 
-Four modes, one interface, the same results up to rounding:
+Four modes, one interface:
 
 eager    every unit computed at every step, as if there were no schedule
 skip     held units are skipped by Python, one step after the other
 padded   one CUDA graph: every unit computed, held ones selected away. It saves launches and nothing else
 jagged   one CUDA graph for each program of the plan: only what is computed is in it
+
+Skipping and graphs give the same up to the rounding of their kernels; `eager` gives what full inference gives.
 
 A generation owns all it keeps. Graphs and their buffers belong to the executor and serve one generation at a time;
 another one that runs meanwhile goes by skipping, and says so.
@@ -37,6 +39,8 @@ from tenuto.schedules import Schedule
 
 Mode = Literal["auto", "eager", "skip", "padded", "jagged"]
 STAGES = 4  # signatures of inputs whose graphs are kept; the one used longest ago gives way
+SIGNATURES = 8  # of inputs within a generation, for which graphs are recorded
+CHAINS = 64  # signatures of inputs whose chains are remembered
 
 
 @dataclass(frozen=True)
@@ -77,29 +81,37 @@ class Executor:
         memory: int | None = None,
         graphs: int | None = None,
         offload: bool = False,
+        module: nn.Module | None = None,
     ) -> None:
         """network   called as network(…, residual=…)
         schedule  without one, every unit is computed at every step
         mode      auto: jagged on a GPU, skip elsewhere
         compiled  compile the network's branch functions, each once
-        memory    how many bytes may be kept; what must be given up for that is in the report
-        graphs    how many may be recorded; the nearest lifetimes are made one for that, as the report says
-        offload   keep what is held in the host's memory, which is slow and costs the device nothing
+        memory    how many bytes may be kept for inputs of one shape; the report says what was given up for it
+        graphs    how many may be recorded, likewise; the nearest lifetimes are made one for that
+        offload   keep what graphs hold in the host's memory, which is slow and costs the device nothing
+        module    what the network runs, where it is no module itself
         """
         if mode not in get_args(Mode):
             raise UsageError(f"The mode is one of {', '.join(get_args(Mode))}, not {mode!r}.")
+        if mode == "padded" and (memory is not None or graphs is not None or offload):
+            raise UsageError("A padded graph keeps every unit by itself: memory, graphs and offload are not for it.")
+        if offload and (mode in ("eager", "skip") or (schedule is not None and schedule.order)):
+            raise UsageError("Only graphs keep what they hold in the host's memory, and only with reuse 'hold'.")
         self.network = network
+        self.module = network if module is None and isinstance(network, nn.Module) else module
         self.schedule = schedule
         self.mode = mode
         self.compiled = compiled
         self.memory = memory
         self.graphs = graphs
         self.offload = offload
-        self.given_up = ""  # for the bounds on memory and graphs
         self._chains: dict[Signature, Chain] = {}
-        self._plans: dict[Chain, Plan] = {}
+        self._plans: dict[Chain, tuple[Plan, str]] = {}  # and what was given up for the bounds on memory and graphs
         self._stages: dict[Signature, Stage] = {}
+        self._failed: set[Signature] = set()  # could not be recorded
         self._warned: set[str] = set()
+        self._lock = Lock()
 
     def start(self) -> "Generation":
         """A new generation, at its first step and with nothing held."""
@@ -119,13 +131,18 @@ class Executor:
     def forecast(self, *inputs: Any, **named: Any) -> "Forecast":
         """What running on inputs like these will take; nothing is computed, and nothing is kept."""
         plan = self.plan(*inputs, **named)
+        given_up = self._plans[plan.chain][1]
         static = sum(leaf.nbytes for leaf in tree_flatten((inputs, named))[0] if isinstance(leaf, Tensor))
         return Forecast(
             graphs=len(plan.programs),
             cache_bytes=0 if self.offload else plan.cache_bytes,
-            graph_bytes=activation_bytes(self.network, inputs, named) + static,
-            given_up=self.given_up,
+            graph_bytes=activation_bytes(self.network, inputs, named, self.module) + static,
+            given_up=given_up,
         )
+
+    def release(self) -> None:
+        """Let go of all graphs and what they keep; they are recorded again when they are needed."""
+        self._stages.clear()
 
     def report(self) -> Report:
         """What was recorded and kept so far."""
@@ -136,9 +153,10 @@ class Executor:
             graphs=sum(len(stage.graphs) for stage in stages),
             capture_seconds=sum(stage.graphs.capture_seconds for stage in stages),
             cache_bytes=sum(stage.residuals.bytes for stage in stages)
-            or max((plan.cache_bytes for plan in self._plans.values()), default=0) * (not self.offload),
+            if stages
+            else max((plan.cache_bytes for plan, _ in self._plans.values()), default=0),
             graph_bytes=sum(stage.graphs.bytes for stage in stages),
-            given_up=self.given_up,
+            given_up="; ".join(dict.fromkeys(lost for _, lost in self._plans.values() if lost)),
         )
 
     def _plan_or_none(self, signature: Signature, inputs: Sequence[Any], named: Mapping[str, Any]) -> Plan | None:
@@ -155,8 +173,8 @@ class Executor:
 
     def _plan_for(self, chain: Chain) -> Plan:
         if chain not in self._plans:
-            self._plans[chain], self.given_up = self._bounded(chain)
-        return self._plans[chain]
+            self._plans[chain] = self._bounded(chain)
+        return self._plans[chain][0]
 
     def _bounded(self, chain: Chain) -> tuple[Plan, str]:
         """A plan within the bounds, and what was given up for them."""
@@ -186,8 +204,10 @@ class Executor:
     def _chain_for(self, signature: Signature, inputs: Sequence[Any], named: Mapping[str, Any]) -> Chain:
         known = self._chains.get(signature) if hashable(signature) else None
         if known is None:
-            known = chain_of(self.network, inputs, named)
+            known = chain_of(self.network, inputs, named, self.module)
             if hashable(signature):
+                if len(self._chains) >= CHAINS:
+                    self._chains.clear()
                 self._chains[signature] = known
         return known
 
@@ -211,22 +231,41 @@ class Executor:
             self.warn("an input is neither a tensor nor a plain value")
             return None
         plan = self._plan_or_none(signature, inputs, named)
-        stage = self._stages.pop(signature, None)
-        if plan is None or (stage is not None and stage.failed):
+        if plan is None or signature in self._failed:
             return None  # which was said when it failed
-        if stage is None:
-            device = on_gpu[0].device
-            residuals = (
-                Padded(self.schedule, plan.chain, device) if mode == "padded" else Planes(plan, device, self.offload)
-            )
-            while len(self._stages) >= STAGES:
-                self._stages.pop(next(iter(self._stages)))
-            stage = Stage(self, residuals, Graphs(device))
-        self._stages[signature] = stage  # the newest last
-        if not stage.acquire(generation):
-            self.warn("another generation is using the graphs")
-            return None
+        with self._lock:
+            stage = self._stages.pop(signature, None)
+            if stage is None or stage.weights != self._weights():
+                device = on_gpu[0].device
+                try:
+                    residuals = (
+                        Padded(self.schedule, plan.chain, device)
+                        if mode == "padded"
+                        else Planes(plan, device, self.offload)
+                    )
+                except torch.cuda.OutOfMemoryError:
+                    self.warn(f"there is no memory left for the {plan.cache_bytes:,} bytes that graphs would keep")
+                    return None
+                while len(self._stages) >= STAGES:
+                    self._stages.pop(next(iter(self._stages)))
+                stage = Stage(residuals, Graphs(device), self._weights())
+            self._stages[signature] = stage  # the newest last
+            if not stage.acquire(generation):
+                self.warn("another generation is using the graphs")
+                return None
         return stage
+
+    def _weights(self) -> tuple[int, ...]:
+        """Where the weights lie: graphs read them there, and must be recorded again if they were moved or replaced."""
+        if self.module is None:
+            return ()
+        return tuple(tensor.data_ptr() for tensor in (*self.module.parameters(), *self.module.buffers()))
+
+    def failed(self, signature: Signature, why: str) -> None:
+        """Inputs like these cannot be recorded."""
+        self._failed.add(signature)
+        self._stages.pop(signature, None)
+        self.warn(why)
 
     def warn(self, why: str) -> None:
         if why not in self._warned:
@@ -244,53 +283,77 @@ def executor_for(
     last = _executors.get(network)
     if last is not None and (last.mode, last.compiled) == (mode, compiled) and last.schedule == schedule:
         return last
-    _executors[network] = executor = Executor(network, schedule, mode=mode, compiled=compiled)
+    # A proxy, or the network would be kept alive by being remembered.
+    _executors[network] = executor = Executor(weakref.proxy(network), schedule, mode=mode, compiled=compiled)
     return executor
 
 
 class Stage:
     """Graphs and the buffers they work on, for one signature of inputs."""
 
-    def __init__(self, executor: Executor, residuals: Planes | Padded, graphs: Graphs) -> None:
+    def __init__(self, residuals: Planes | Padded, graphs: Graphs, weights: tuple[int, ...]) -> None:
         self.residuals = residuals
         self.graphs = graphs
-        self.failed = False
-        self._network = executor.network
-        self._warn = executor.warn
+        self.weights = weights
         self._owner: weakref.ref[Generation] | None = None
-        self._lock = Lock()
+        self._done: torch.cuda.Event | None = None  # of the last evaluation
 
     def acquire(self, generation: "Generation") -> bool:
-        with self._lock:
-            owner = None if self._owner is None else self._owner()
-            if owner is not None and owner is not generation and not owner.finished:
-                return False
-            self._owner = weakref.ref(generation)
-        self.residuals.reset()
+        owner = None if self._owner is None else self._owner()
+        if owner is not None and owner is not generation and not owner.finished:
+            return False
+        self._owner = weakref.ref(generation)
+        if self._done is not None:
+            self._done.wait()  # the last generation may have run on another stream
+        with torch.no_grad():
+            self.residuals.reset()
         return True
 
-    def run(self, step: int, leaves: Sequence[Any], spec: TreeSpec) -> Any:
+    @torch.no_grad()
+    def run(self, executor: Executor, step: int, leaves: Sequence[Any], spec: TreeSpec, first: Signature) -> Any:
+        """One evaluation; `first` is the signature that the generation began with."""
         signature = signature_of(leaves, spec)
         padded = isinstance(self.residuals, Padded)
         program = 0 if padded else self.residuals.plan.steps[step].program  # type: ignore[union-attr]
         self.residuals.at(step)
         if self.graphs.has(program, signature):
-            return self.graphs.replay(program, signature, leaves)
-        inputs, named = tree_unflatten(list(leaves), spec)
-
-        def evaluate(*inputs: Any, **named: Any) -> Any:
-            return self._network(*inputs, **named, residual=self._residual(step))
-
-        output = evaluate(*inputs, **named)  # the step itself, and the warm-up that recording needs
-        if not self.failed:
-            try:
-                self.graphs.capture(program, signature, leaves, spec, evaluate, output)
-            except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
-                self.failed = True
-                self._warn(f"recording one failed ({str(error).strip().splitlines()[0]})")
+            output = self.graphs.replay(program, signature, leaves)
+        else:
+            output = self._record(executor, program, step, signature, leaves, spec, first)
+        self._done = torch.cuda.current_stream(self.graphs.device).record_event()
         return output
 
-    def _residual(self, step: int) -> Any:
+    def _record(
+        self,
+        executor: Executor,
+        program: int,
+        step: int,
+        signature: Signature,
+        leaves: Sequence[Any],
+        spec: TreeSpec,
+        first: Signature,
+    ) -> Any:
+        def evaluate(*inputs: Any, **named: Any) -> Any:
+            residual = self._residual(step)
+            output = executor.network(*inputs, **named, residual=residual)
+            if isinstance(residual, Holding):
+                residual.finish()
+            return output
+
+        inputs, named = tree_unflatten(list(leaves), spec)
+        output = evaluate(*inputs, **named)  # the step itself, and the warm-up that recording needs
+        if first in executor._failed:
+            return output
+        if self.graphs.signatures >= SIGNATURES and not self.graphs.knows(signature):
+            executor.failed(first, "the inputs change from step to step in more than their values (a Python number?)")
+            return output
+        try:
+            self.graphs.capture(program, signature, leaves, spec, evaluate, output)
+        except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
+            executor.failed(first, f"recording one failed ({str(error).strip().splitlines()[0]})")
+        return output
+
+    def _residual(self, step: int) -> Holding | Padded:
         if isinstance(self.residuals, Padded):
             return self.residuals
         return Holding(self.residuals.plan, self.residuals, self.residuals.plan.steps[step])
@@ -342,17 +405,19 @@ class Generation:
             return executor.network(*inputs, **named, residual=plain)
         leaves, spec = tree_flatten((inputs, named))
         if self.step == 0:
-            signature = signature_of(leaves, spec)
-            self._stage = executor._stage_for(self, signature, leaves, inputs, named)
+            self._signature = signature_of(leaves, spec)
+            self._stage = executor._stage_for(self, self._signature, leaves, inputs, named)
             if self._stage is None:
-                self._plan = executor._plan_or_none(signature, inputs, named)
+                self._plan = executor._plan_or_none(self._signature, inputs, named)
         if self._stage is not None:
-            return self._stage.run(self.step, leaves, spec)
+            return self._stage.run(executor, self.step, leaves, spec, self._signature)
         if self._plan is None:
             self._unplanned.step = self.step
             return executor.network(*inputs, **named, residual=self._unplanned)
         moment = self._plan.steps[self.step]
         self._kept.at(moment)
-        output = executor.network(*inputs, **named, residual=Holding(self._plan, self._kept, moment))
+        holding = Holding(self._plan, self._kept, moment)
+        output = executor.network(*inputs, **named, residual=holding)
+        holding.finish()
         self._kept.forget(moment)
         return output

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import torch
@@ -16,15 +17,17 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 Signature = tuple[Any, ...]
+_recording = Lock()
 
 
 def signature_of(leaves: Sequence[Any], spec: TreeSpec) -> Signature:
     """What a graph is valid for: the inputs' shapes, strides, dtypes and devices, and whatever is no tensor."""
+    autocast = (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"))
     described = (
         (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else ("value", leaf)
         for leaf in leaves
     )
-    return (spec, *described)
+    return (spec, autocast, *described)
 
 
 def hashable(signature: Signature) -> bool:
@@ -88,6 +91,13 @@ class Graphs:
         self._graphs[program, signature].replay()
         return buffers.result()
 
+    @property
+    def signatures(self) -> int:
+        return len(self._buffers)
+
+    def knows(self, signature: Signature) -> bool:
+        return signature in self._buffers
+
     def has(self, program: Any, signature: Signature) -> bool:
         return (program, signature) in self._graphs
 
@@ -104,9 +114,22 @@ class Graphs:
 
         Recording computes nothing: whatever the evaluation changes is as it was.
         """
+        with _recording:  # one at a time: a process has one place to record in
+            self._capture(program, signature, leaves, spec, evaluate, example)
+
+    def _capture(
+        self,
+        program: Any,
+        signature: Signature,
+        leaves: Sequence[Any],
+        spec: TreeSpec,
+        evaluate: Callable[..., Any],
+        example: Any,
+    ) -> None:
         start = time.perf_counter()
         if signature not in self._buffers:
-            self._buffers[signature] = _make_buffers(leaves, spec, example)
+            with torch.inference_mode(False):  # so that they may be used within it and without
+                self._buffers[signature] = _make_buffers(leaves, spec, example)
         buffers = self._buffers[signature]
         inputs, named = tree_unflatten(buffers.inputs, spec)
         graph = torch.cuda.CUDAGraph()
@@ -122,11 +145,20 @@ class Graphs:
             except BaseException:
                 with suppress(RuntimeError):  # a broken recording has no proper end; the first error is the one to show
                     graph.capture_end()
+                with suppress(RuntimeError):
+                    _record_nothing()
                 raise
             graph.capture_end()
         torch.cuda.current_stream(self.device).wait_stream(self._stream)
         self._graphs[program, signature] = graph
         self.capture_seconds += time.perf_counter() - start
+
+
+def _record_nothing() -> None:
+    """A recording that ends well. After one that did not, the generator of random numbers still believes in it."""
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")
+    graph.capture_end()
 
 
 def _make_buffers(leaves: Sequence[Any], spec: TreeSpec, example: Any) -> Buffers:

@@ -36,13 +36,20 @@ class Holding:
         self.plan = plan
         self.cache = cache
         self.program = plan.programs[moment.program]
+        self._next = 0  # the place of the unit that comes next
         self._before: Tensor | None = None  # the stream where the sum that is being kept begins
-        self._gates: list[Branch] = []  # of the held units that are not added yet
+        self._gates: list[Tensor] = []  # of the held units that are not added yet
 
     def __call__(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
         place = self.plan.places.get(unit)
         if place is None:
             raise ScheduleError(f"The network has a unit {unit}, of which the schedule says nothing.")
+        if place != self._next:
+            raise ScheduleError(
+                f"The network runs {unit} where {self._expected()} was expected: its units came in another order, or "
+                "others of them, when the generation began."
+            )
+        self._next += 1
         action, link = self.program[place], self.plan.chain[place]
         if h.shape != link.shape:
             raise ScheduleError(
@@ -60,18 +67,25 @@ class Holding:
             if alone is not None:
                 self.cache.keep(alone, value)
         else:
-            if gate is not None:
-                self._gates.append(gate)
+            if gate is not None and self.plan.held_before_gate[place]:
+                self._gates.append(gate())
             after = h
             if action.adds:
-                gates = [gate() for gate in self._gates] if action.adds[0].gated else None
-                self._gates = []
+                gates, self._gates = self._gates or None, []
                 after = self.cache.add(h, action.adds, gates)
         if action.keeps is not None and not action.keeps.alone:
             assert self._before is not None
             self.cache.keep_difference(action.keeps, after, self._before)
             self._before = None
         return after
+
+    def finish(self) -> None:
+        """The step is over."""
+        if self._next < len(self.program):
+            raise ScheduleError(f"The network did not run {self._expected()} this time, as it did when it began.")
+
+    def _expected(self) -> str:
+        return self.plan.chain[self._next].unit if self._next < len(self.program) else "no unit"
 
 
 def add(h: Tensor, gate: Branch | None, value: Tensor) -> Tensor:
@@ -160,7 +174,8 @@ class Planes:
             raise UsageError("Caches in the host's memory go with reuse 'hold' only, which keeps one value of each.")
         self.plan = plan
         self.offload = offload
-        self.storages = [allocate(storage, device, offload) for storage in plan.storages]
+        with torch.inference_mode(False):  # so that they may be used within it and without
+            self.storages = [allocate(storage, device, offload) for storage in plan.storages]
         self._row = {cell: i for i, cell in enumerate(plan.cells)}
         slots, shape = plan.remembered, (len(plan.steps), max(len(self._row), 1))
         weights, targets = torch.zeros(*shape, slots), torch.zeros(shape, dtype=torch.long)
@@ -169,8 +184,9 @@ class Planes:
                 weights[step, self._row[cell]] = torch.tensor(factors)
             for cell, slot in moment.slots.items():
                 targets[step, self._row[cell]] = cell.planes[slot]
-        self._all_weights, self._all_targets = weights.to(device), targets.to(device)
-        self.weights, self.targets = self._all_weights[0].clone(), self._all_targets[0].clone()
+        with torch.inference_mode(False):
+            self._all_weights, self._all_targets = weights.clone().to(device), targets.clone().to(device)
+            self.weights, self.targets = self._all_weights[0].clone(), self._all_targets[0].clone()
         self._indices: dict[tuple[Cell, ...], tuple[Tensor, Tensor]] = {}
 
     @property
@@ -179,9 +195,10 @@ class Planes:
         return 0 if self.offload else sum(storage.untyped_storage().nbytes() for storage in self.storages)
 
     def reset(self) -> None:
-        """A plane that was not written yet is read with the weight zero, and zero times anything finite is zero."""
-        for storage in self.storages:
-            storage.zero_()
+        """A plane that was not written yet may be read with the weight zero, and zero times anything finite is zero."""
+        if self.plan.remembered > 1:
+            for storage in self.storages:
+                storage.zero_()
 
     def at(self, step: int) -> None:
         if self.plan.remembered > 1:  # otherwise every step's numbers are the same
@@ -194,7 +211,7 @@ class Planes:
             storage[cell.planes[0]].copy_(value, non_blocking=self.offload)
         else:
             row = self._row[cell]
-            storage.index_copy_(0, self.targets[row : row + 1], value[None])
+            overwrite(storage, self.targets[row : row + 1], value)
 
     def keep_difference(self, cell: Cell, after: Tensor, before: Tensor) -> None:
         if len(cell.planes) == 1 and not self.offload:
@@ -216,6 +233,10 @@ class Planes:
             planes = torch.tensor([cell.planes for cell in cells], device=h.device)
             rows = torch.tensor([self._row[cell] for cell in cells], device=h.device)
             self._indices[cells] = planes, rows
+        if gates is not None and len({gate.shape for gate in gates}) > 1:
+            for cell, gate in zip(cells, gates, strict=True):
+                h = self.add(h, (cell,), [gate])
+            return h
         planes, rows = self._indices[cells]
         weights = self.weights if self.plan.remembered > 1 else torch.ones_like(self.weights)
         return add_held_planes(h, storage, planes, weights, rows, None if gates is None else torch.stack(gates))
@@ -233,6 +254,11 @@ def allocate(storage: Storage, device: torch.device, offload: bool = False) -> T
     return flat.as_strided((storage.planes, *storage.shape), (size, *storage.stride))
 
 
+def overwrite(planes: Tensor, index: Tensor, value: Tensor) -> None:
+    """planes[index] = value, with the index on the device; of whatever precision, and broadcast if need be."""
+    planes.index_copy_(0, index, value.to(planes.dtype).expand(planes.shape[1:])[None])
+
+
 class Padded:
     """Every unit computed at every step, and what is held selected instead: one program for all steps."""
 
@@ -241,7 +267,8 @@ class Padded:
         self._place = {link.unit: i for i, link in enumerate(chain)}
         slots = schedule.order + 1
         # A unit's slots, and one plane more, which is written where nothing is to be kept.
-        self._planes = [allocate(Storage(link.shape, link.stride, link.dtype, slots + 1), device) for link in chain]
+        with torch.inference_mode(False):
+            self._planes = [allocate(Storage(link.shape, link.stride, link.dtype, slots + 1), device) for link in chain]
         rows = {unit: i for i, unit in enumerate(schedule.units)}
         active = torch.from_numpy(schedule.active.copy())[[rows[link.unit] for link in chain]].T  # [step, unit]
         weights, targets = torch.zeros(*active.shape, slots), torch.full(active.shape, slots)
@@ -255,8 +282,9 @@ class Padded:
                     last = range(len(nodes))[-slots:]
                     for k, weight in zip(last, extrapolation_weights([nodes[k] for k in last], step), strict=True):
                         weights[step, i, k % slots] = weight
-        self._all = tuple(table.to(device) for table in (active, weights, targets))
-        self._now = tuple(table[0].clone() for table in self._all)
+        with torch.inference_mode(False):
+            self._all = tuple(table.clone().to(device) for table in (active, weights, targets))
+            self._now = tuple(table[0].clone() for table in self._all)
 
     @property
     def bytes(self) -> int:
@@ -278,5 +306,5 @@ class Padded:
             value, gate = gate() * value, None
         kept = sum(weights[k] * planes[k] for k in range(len(weights)))
         chosen = torch.where(active, value, kept.to(value.dtype))  # type: ignore[union-attr]
-        planes.index_copy_(0, targets[None], value[None])
+        overwrite(planes, targets[None], value)
         return add(h, gate, chosen)

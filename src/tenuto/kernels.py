@@ -32,7 +32,7 @@ def add_held(
             result.add_(value, alpha=factor)
         if gates is not None:
             result.mul_(gates[i])
-        h = result.add_(h) if result.dtype == h.dtype else h + result
+        h = result.add_(h) if (result.dtype, result.shape) == (h.dtype, h.shape) else h + result
     return h
 
 
@@ -85,7 +85,8 @@ def fits_kernel(h: Tensor, storage: Tensor, gates: Tensor | None) -> bool:
     if gates is None:
         return True
     outermost = h.stride(0) * h.shape[0] == h.numel()
-    return outermost and gates.is_contiguous() and gates.numel() == gates.shape[0] * h.shape[0] * h.shape[-1]
+    one_a_channel = gates.shape[1:] == (h.shape[0], *(1,) * (h.dim() - 2), h.shape[-1])
+    return outermost and one_a_channel and gates.is_contiguous()
 
 
 @cache

@@ -88,6 +88,12 @@ class Plan:
     def places(self) -> dict[str, int]:
         return {link.unit: i for i, link in enumerate(self.chain)}
 
+    @cached_property
+    def held_before_gate(self) -> tuple[bool, ...]:
+        """Of each unit, whether its branch is kept before the gate."""
+        gated = {cell.first for cell in self.cells if cell.gated}
+        return tuple(i in gated for i in range(len(self.chain)))
+
     @property
     def cache_bytes(self) -> int:
         """What the held updates take."""

@@ -95,7 +95,7 @@ class Schedule:
 
     @property
     def patterns(self) -> int:
-        """How many different sets of computed units occur: one captured graph each."""
+        """How many different sets of computed units occur."""
         return len(np.unique(self.active, axis=1).T)
 
     @cached_property

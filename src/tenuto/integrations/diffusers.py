@@ -127,7 +127,7 @@ class Scheduled:
     def __init__(self, attachment: Attachment, schedule: Schedule, mode: Mode, compiled: bool) -> None:
         self.attachment = attachment
         self.schedule = schedule
-        self.executor = Executor(self._network, schedule, mode=mode, compiled=compiled)
+        self.executor = Executor(self._network, schedule, mode=mode, compiled=compiled, module=attachment.module)
         self._forward: Forward
         self.start()
 
@@ -221,6 +221,7 @@ def scheduled(
                 return run.evaluate(original, *args, **kwargs)
 
             watch()
+            stack.callback(run.executor.release)
             stack.enter_context(_wrapped(denoiser, "forward", forward))
             yield run
     finally:
