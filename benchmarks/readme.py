@@ -20,7 +20,7 @@ from tenuto.errors import TenutoError
 from tenuto.files import replacing, write_json, write_text
 from tenuto.measure.classifier import load_classifier
 from tenuto.measure.quality import psnr
-from tenuto.models import SHIPPED_WEIGHTS
+from tenuto.models import shipped
 from tenuto.provenance import provenance
 from tenuto.report.images import difference, grid
 from tenuto.samplers.diffusion import Sampling
@@ -64,7 +64,7 @@ def rows_to_measure(model: tenuto.Model) -> list[Row]:
 
 def measure(model: tenuto.Model, rows: list[Row], per_class: int, repeats: int, seed: int) -> tuple[Any, Any]:
     """(one record a row, the pictures of each row)."""
-    judge = load_classifier(SHIPPED_WEIGHTS / "fashion-classifier")
+    judge = load_classifier(shipped("fashion-classifier"))
     classes = [c for _ in range(per_class) for c in range(model.config.classes)]
     tenuto.generate(model, classes, sampling=Sampling(steps=2))  # warm-up
     seconds: list[list[float]] = [[] for _ in rows]

@@ -8,7 +8,7 @@ import torch
 
 import tenuto
 from tenuto.errors import CheckpointError, UsageError
-from tenuto.models import SHIPPED, SHIPPED_WEIGHTS
+from tenuto.models import SHIPPED, shipped
 from tenuto.models.tokenizer import load_tokenizer
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
@@ -102,15 +102,26 @@ def test_models_are_asked_for_in_their_own_way():
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_file_is_small_and_its_card_tells_the_command(name):
-    directory = SHIPPED_WEIGHTS / name
+    directory = shipped(name)
     assert all(file.stat().st_size < 16_000_000 for file in directory.rglob("*") if file.is_file())
     card = (directory / "README.md").read_text(encoding="utf-8")
     assert "| Command | `python training/" in card and "Seed" in card and "Commit" in card
 
 
+def test_models_outside_the_package_are_found_or_missed_in_words(monkeypatch, tmp_path):
+    from tenuto import models
+
+    monkeypatch.setattr(models, "PACKAGE", tmp_path / "site-packages" / "tenuto")
+    with pytest.raises(tenuto.TenutoError, match="TENUTO_WEIGHTS"):
+        tenuto.load("tiny-llada")
+    (tmp_path / "elsewhere" / "tiny-llada").mkdir(parents=True)
+    monkeypatch.setenv("TENUTO_WEIGHTS", str(tmp_path / "elsewhere"))
+    assert shipped("tiny-llada") == tmp_path / "elsewhere" / "tiny-llada"
+
+
 def test_what_the_cards_promise():
     def evaluation(name):
-        return json.loads((SHIPPED_WEIGHTS / name / "evaluation.json").read_text())
+        return json.loads((shipped(name) / "evaluation.json").read_text())
 
     assert evaluation("tiny-dit")["agreement"] >= 0.85 and evaluation("tiny-dit")["samples"] == 2000
     assert evaluation("tiny-dit")["classifier_accuracy"] > 0.91

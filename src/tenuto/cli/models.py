@@ -7,14 +7,15 @@ import torch
 from rich.table import Table
 
 from tenuto.cli.console import out, print_json
-from tenuto.models import ARCHITECTURES, SHIPPED, SHIPPED_WEIGHTS, architecture, open_model
+from tenuto.errors import CheckpointError
+from tenuto.models import ARCHITECTURES, SHIPPED, architecture, open_model, shipped
 
 
 def run(as_json: bool) -> None:
     architectures = [_architecture(name) for name in ARCHITECTURES]
-    shipped = [_shipped(name) for name in SHIPPED if (SHIPPED_WEIGHTS / name).is_dir()]
+    here = [_shipped(name) for name in SHIPPED if _is_here(name)]
     if as_json:
-        print_json({"architectures": architectures, "shipped": shipped})
+        print_json({"architectures": architectures, "shipped": here})
         return
     for one in architectures:
         kinds = ", ".join(f"{count} {kind.replace('_', '-')}" for kind, count in one["units_by_kind"].items())
@@ -37,7 +38,7 @@ def run(as_json: bool) -> None:
         table.add_column(name)
     for name in ("parameters", "units"):
         table.add_column(name, justify="right")
-    for one in shipped:
+    for one in here:
         cells = one["name"], one["architecture"], one["asks_for"], f"{one['parameters']:,}", str(one["units"])
         table.add_row(*cells)
     out.print(table)
@@ -62,6 +63,13 @@ def _architecture(name: str) -> dict[str, Any]:
         "asks_for": family.asks_for,
         "tested_with": family.tested_with,
     }
+
+
+def _is_here(name: str) -> bool:
+    try:
+        return shipped(name).is_dir()
+    except CheckpointError:
+        return False
 
 
 def _shipped(name: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Adding an architecture is one file beside this one and one line in ARCHITECTURES.
 """
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module, resources
@@ -34,7 +35,7 @@ ARCHITECTURES = {
     "unet": "tenuto.models.unet",
 }
 SHIPPED = ("tiny-llada", "tiny-dit", "tiny-uvit", "tiny-sdxl")
-SHIPPED_WEIGHTS = Path(str(resources.files("tenuto"))) / "weights"
+PACKAGE = Path(str(resources.files("tenuto")))
 HUB_FILES = ("{}config.json", "{}*.safetensors", "{}*.safetensors.index*.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
@@ -114,7 +115,7 @@ class Model:
 def find(name: str) -> Path:
     """The place of a shipped model, a file or directory, or a model on the hub (fetched if need be)."""
     if name in SHIPPED:
-        return SHIPPED_WEIGHTS / name
+        return shipped(name)
     path = Path(name).expanduser()
     if path.exists():
         return path
@@ -123,6 +124,22 @@ def find(name: str) -> Path:
     raise CheckpointError(
         f"There is no model {name!r}: it is no file or directory here, and not one of the shipped models "
         f"({', '.join(SHIPPED)}). A hub id looks like owner/name."
+    )
+
+
+def shipped(name: str) -> Path:
+    """Where a shipped model or classifier lies.
+
+    The demo's are part of the package; the others, together too large for one, lie in the project's folder `weights`.
+    """
+    named = os.environ.get("TENUTO_WEIGHTS")
+    folders = [PACKAGE / "weights", *([Path(named)] if named else []), PACKAGE.parents[1] / "weights"]
+    for folder in folders:
+        if (folder / name).is_dir():
+            return folder / name
+    raise CheckpointError(
+        f"{name} is not part of the installed package: it lies in the folder weights of the project. Say where that "
+        "is by the variable TENUTO_WEIGHTS."
     )
 
 
