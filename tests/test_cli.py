@@ -256,8 +256,12 @@ def test_the_examples_of_the_readme_and_of_help_run(tenuto, monkeypatch, tmp_pat
             lines.append(shlex.split(example)[1:])
     tenuto("schedule", "tiny-dit", "--steps", 50, "-o", "schedule.json")
     for line in lines:
-        shorter = ["--steps", "6"] if line[0] in ("demo",) else []
-        status, _, err = tenuto(*line, *shorter)
+        shorter = {
+            "demo": ["--steps", "6"],
+            "bench": ["--steps", "10", "--repeats", "1", "--batch", "1"],
+            "check": ["--samples", "1"],
+        }
+        status, _, err = tenuto(*line, *shorter.get(line[0], []))
         assert status == 0, (line, err)
 
 
