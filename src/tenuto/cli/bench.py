@@ -55,10 +55,11 @@ def run(
 
 
 def print_rows(rows: list[Row]) -> None:
-    table = Table(title=f"{rows[0].model}, {rows[0].setting}", title_justify="left", box=None, pad_edge=False)
+    title = f"{rows[0].model}, {rows[0].setting}: milliseconds an evaluation"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for column in ("way of running", "schedule"):
         table.add_column(column, no_wrap=True)
-    for column in ("work", "ms an evaluation", "spread", "over eager", "kept"):
+    for column in ("work", "ms", "spread", "over eager", "kept"):
         table.add_column(column, justify="right")
     for row in rows:
         if row.schedule == "nothing":  # a yardstick, not a schedule
