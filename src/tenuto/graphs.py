@@ -114,44 +114,37 @@ class Graphs:
 
         Recording computes nothing: whatever the evaluation changes is as it was.
         """
-        with _recording:  # one at a time: a process has one place to record in
-            self._capture(program, signature, leaves, spec, evaluate, example)
-
-    def _capture(
-        self,
-        program: Any,
-        signature: Signature,
-        leaves: Sequence[Any],
-        spec: TreeSpec,
-        evaluate: Callable[..., Any],
-        example: Any,
-    ) -> None:
         start = time.perf_counter()
-        if signature not in self._buffers:
-            with torch.inference_mode(False):  # so that they may be used within it and without
-                self._buffers[signature] = _make_buffers(leaves, spec, example)
-        buffers = self._buffers[signature]
-        inputs, named = tree_unflatten(buffers.inputs, spec)
         graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                outputs, output_spec = tree_flatten(evaluate(*inputs, **named))
-                if output_spec != buffers.output_spec:
-                    raise RuntimeError("the network's output changed its structure")
-                for static, output in zip(buffers.outputs, outputs, strict=True):
-                    static.copy_(output)
-            except BaseException:
-                with suppress(RuntimeError):  # a broken recording has no proper end; the first error is the one to show
-                    graph.capture_end()
-                with suppress(RuntimeError):
-                    _record_nothing()
-                raise
-            graph.capture_end()
-        torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        with _recording:  # one at a time: a process has one place to record in
+            if signature not in self._buffers:
+                with torch.inference_mode(False):  # so that they may be used within it and without
+                    self._buffers[signature] = _make_buffers(leaves, spec, example)
+            buffers = self._buffers[signature]
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(self._stream):
+                _record(graph, self._pool, buffers, evaluate)
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
         self._graphs[program, signature] = graph
         self.capture_seconds += time.perf_counter() - start
+
+
+def _record(graph: "torch.cuda.CUDAGraph", pool: Any, buffers: Buffers, evaluate: Callable[..., Any]) -> None:
+    inputs, named = tree_unflatten(buffers.inputs, buffers.spec)
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        outputs, output_spec = tree_flatten(evaluate(*inputs, **named))
+        if output_spec != buffers.output_spec:
+            raise RuntimeError("the network's output changed its structure")
+        for static, output in zip(buffers.outputs, outputs, strict=True):
+            static.copy_(output)
+    except BaseException:
+        with suppress(RuntimeError):  # a broken recording has no proper end; the first error is the one to show
+            graph.capture_end()
+        with suppress(RuntimeError):
+            _record_nothing()
+        raise
+    graph.capture_end()
 
 
 def _record_nothing() -> None:

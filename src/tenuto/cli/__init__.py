@@ -1,6 +1,7 @@
 """The command line: thin commands over the library. Exit status: 0 done, 1 failed, 2 misused."""
 
 import sys
+import warnings
 
 from tenuto.cli.app import app
 from tenuto.errors import TenutoError, UsageError
@@ -9,8 +10,10 @@ INTERRUPTED = 130  # what typer makes of Ctrl-C
 
 
 def main() -> None:
-    from tenuto.cli.console import failure
+    from tenuto.cli.console import failure, say
 
+    # A sentence, as everything else here; a path into the package says nothing to whoever reads it.
+    warnings.showwarning = lambda message, *where: say(f"Warning: {message}")
     try:
         status = app(standalone_mode=False)
     except TenutoError as error:

@@ -122,6 +122,7 @@ def save_errors_png(schedule: Schedule, errors: Any, path: Path) -> None:
     )
     figure.colorbar(shown, label="off by, % of the stream")
     axes.set_xlabel("step (network evaluation), noisiest first")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_title(f"{schedule.model}: error of what is held (white: computed)", fontsize=10)
     _save(figure, path)
 
