@@ -27,6 +27,7 @@ import torch
 import typer
 from diffusers import hooks
 from diffusers.hooks.hooks import CacheContext, HookRegistry, _set_cache_context
+from ladder import TINY
 from torch import nn
 
 from tenuto.executor import Mode
@@ -231,13 +232,7 @@ def dit(device: torch.device, dtype: torch.dtype, tiny: bool) -> Case:
 
 
 def sdxl(device: torch.device, dtype: torch.dtype, tiny: bool) -> Case:
-    small = {
-        "sample_size": 32,
-        "block_out_channels": [32, 64, 64],
-        "attention_head_dim": [1, 2, 2],
-        "transformer_layers_per_block": [1, 1, 2],
-    }
-    config = {**SDXL_BASE, **(small if tiny else {})}
+    config = {**SDXL_BASE, **(TINY["sdxl"] if tiny else {})}
     module = random_module(config, device, dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     batch, steps, size = 2, 20, config["sample_size"]
 

@@ -16,7 +16,7 @@ import typer
 from huggingface_hub import save_torch_state_dict
 from torch import Tensor, nn
 
-from tenuto.errors import TenutoError
+from tenuto.errors import TenutoError, first_line
 from tenuto.files import replacing, write_json
 from tenuto.provenance import provenance
 
@@ -159,7 +159,7 @@ def _prepare(network: nn.Module, backward: Callable[[Any], Any], compile: bool) 
             backward(compiled)
             return compiled, True
         except Exception as error:  # a compiler fails in as many ways as there are toolchains
-            print(f"Compiling failed, so training goes on without: {str(error).strip().splitlines()[0]}")
+            print(f"Compiling failed, so training goes on without: {first_line(error)}")
     backward(network)
     return network, False
 

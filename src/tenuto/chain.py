@@ -151,7 +151,7 @@ class _Watch(TorchDispatchMode):
         if gate is not None:
             gate()
         after = torch.empty_strided(h.shape, dense_stride(h), dtype=h.dtype, device=h.device)
-        self._follows.append(self._place.get(id(h)))
+        self._follows.append(mine)
         self._place[id(after)] = len(self._seen)
         self._seen.append((unit, after, gate is not None))  # kept alive, so that ids stay unique
         return after

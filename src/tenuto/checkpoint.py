@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from tenuto.errors import CheckpointError
+from tenuto.errors import CheckpointError, first_line
 from tenuto.files import read_json
 
 DENOISERS = ("unet", "transformer")  # where a diffusers pipeline keeps it
@@ -186,8 +186,7 @@ def _open_pickle(file: Path) -> list[tuple[str, tuple[int, ...], Callable[[], Te
         state = torch.load(file, map_location="cpu", weights_only=True, mmap=mappable)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
         raise CheckpointError(
-            f"{file} is not a checkpoint of plain tensors that can be read safely, or not whole: "
-            f"{str(error).splitlines()[0]}"
+            f"{file} is not a checkpoint of plain tensors that can be read safely, or not whole: {first_line(error)}"
         ) from error
     for nest in NESTS:
         if isinstance(state, dict) and isinstance(state.get(nest), dict):

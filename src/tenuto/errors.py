@@ -15,3 +15,8 @@ class CheckpointError(TenutoError):
 
 class ScheduleError(TenutoError):
     """A schedule is malformed, or belongs to another model, other weights or another number of steps."""
+
+
+def first_line(error: BaseException) -> str:
+    """What another library's error says, as far as it fits into a sentence of ours."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -29,7 +29,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from tenuto.chain import Chain, activation_bytes, chain_of
 from tenuto.compilation import compiling
-from tenuto.errors import ScheduleError, UsageError
+from tenuto.errors import ScheduleError, UsageError, first_line
 from tenuto.graphs import Graphs, Signature, hashable, signature_of
 from tenuto.holding import Holding, Padded, Planes, References, Unplanned
 from tenuto.plan import Plan, fitting_plan, make_plan
@@ -166,8 +166,7 @@ class Executor:
         except ScheduleError:
             raise
         except Exception as error:  # a network may do anything with tensors that have no values
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            self.warn(f"the network cannot be looked at beforehand ({reason})")
+            self.warn(f"the network cannot be looked at beforehand ({first_line(error)})")
             return None
         return self._plan_for(chain)
 
@@ -234,8 +233,8 @@ class Executor:
         if plan is None or signature in self._failed:
             return None  # which was said when it failed
         with self._lock:
-            stage = self._stages.pop(signature, None)
-            if stage is None or stage.weights != self._weights():
+            stage, weights = self._stages.pop(signature, None), self._weights()
+            if stage is None or stage.weights != weights:
                 device = on_gpu[0].device
                 try:
                     residuals = (
@@ -248,7 +247,7 @@ class Executor:
                     return None
                 while len(self._stages) >= STAGES:
                     self._stages.pop(next(iter(self._stages)))
-                stage = Stage(residuals, Graphs(device), self._weights())
+                stage = Stage(residuals, Graphs(device), weights)
             self._stages[signature] = stage  # the newest last
             if not stage.acquire(generation):
                 self.warn("another generation is using the graphs")
@@ -350,7 +349,7 @@ class Stage:
         try:
             self.graphs.capture(program, signature, leaves, spec, evaluate, output)
         except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
-            executor.failed(first, f"recording one failed ({str(error).strip().splitlines()[0]})")
+            executor.failed(first, f"recording one failed ({first_line(error)})")
         return output
 
     def _residual(self, step: int) -> Holding | Padded:
@@ -367,8 +366,7 @@ class Generation:
         self._stage: Stage | None = None
         self._plan: Plan | None = None
         self._kept = References()
-        if executor.schedule is not None:
-            self._unplanned = Unplanned(executor.schedule)
+        self._unplanned: Unplanned | None = None
         self.step = 0  # how many were taken
         self.broken = False
 
@@ -409,11 +407,14 @@ class Generation:
             self._stage = executor._stage_for(self, self._signature, leaves, inputs, named)
             if self._stage is None:
                 self._plan = executor._plan_or_none(self._signature, inputs, named)
+                if self._plan is None and executor.schedule is not None:
+                    self._unplanned = Unplanned(executor.schedule)
         if self._stage is not None:
             return self._stage.run(executor, self.step, leaves, spec, self._signature)
-        if self._plan is None:
+        if self._unplanned is not None:
             self._unplanned.step = self.step
             return executor.network(*inputs, **named, residual=self._unplanned)
+        assert self._plan is not None
         moment = self._plan.steps[self.step]
         self._kept.at(moment)
         holding = Holding(self._plan, self._kept, moment)

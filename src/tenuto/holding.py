@@ -186,7 +186,9 @@ class Planes:
                 targets[step, self._row[cell]] = cell.planes[slot]
         with torch.inference_mode(False):
             self._all_weights, self._all_targets = weights.clone().to(device), targets.clone().to(device)
-            self.weights, self.targets = self._all_weights[0].clone(), self._all_targets[0].clone()
+            # Where one refresh is remembered its weight is always one, and `at` has nothing to change.
+            self.weights = torch.ones_like(self._all_weights[0])
+            self.targets = self._all_targets[0].clone()
         self._indices: dict[tuple[Cell, ...], tuple[Tensor, Tensor]] = {}
 
     @property
@@ -229,17 +231,16 @@ class Planes:
         if len(cells) == 1 and len(cells[0].planes) == 1:
             value = storage[cells[0].planes[0]]
             return h + value if gates is None else torch.addcmul(h, gates[0], value)
-        if cells not in self._indices:  # made when the program is first run, before it is captured
-            planes = torch.tensor([cell.planes for cell in cells], device=h.device)
-            rows = torch.tensor([self._row[cell] for cell in cells], device=h.device)
-            self._indices[cells] = planes, rows
         if gates is not None and len({gate.shape for gate in gates}) > 1:
             for cell, gate in zip(cells, gates, strict=True):
                 h = self.add(h, (cell,), [gate])
             return h
+        if cells not in self._indices:  # made when the program is first run, before it is captured
+            planes = torch.tensor([cell.planes for cell in cells], device=h.device)
+            rows = torch.tensor([self._row[cell] for cell in cells], device=h.device)
+            self._indices[cells] = planes, rows
         planes, rows = self._indices[cells]
-        weights = self.weights if self.plan.remembered > 1 else torch.ones_like(self.weights)
-        return add_held_planes(h, storage, planes, weights, rows, None if gates is None else torch.stack(gates))
+        return add_held_planes(h, storage, planes, self.weights, rows, None if gates is None else torch.stack(gates))
 
 
 def allocate(storage: Storage, device: torch.device, offload: bool = False) -> Tensor:

@@ -44,7 +44,7 @@ def lifetimes(
     if not 0 < tau < math.inf:
         raise UsageError(f"tau must be positive and finite, not {tau}.")
     last = np.array(lifetimes_at(values, steps, tau, min_lifetime))
-    active = np.arange(1, steps + 1)[None, :] <= last[:, None]
+    active = lifetime_pattern(last, steps)
     return _schedule(
         scores, active, reuse, hold, {"name": "lifetimes", "tau": tau, "budget": budget, "min_lifetime": min_lifetime}
     )
@@ -67,8 +67,19 @@ def refresh(
         every = period_for_budget(steps, BUDGET if budget is None else budget)
     if every < 1:
         raise UsageError(f"The refresh period must be at least 1 step, not {every}.")
-    active = np.tile(np.arange(steps) % every == 0, (len(scores.units), 1))
+    active = refresh_pattern(len(scores.units), steps, every)
     return _schedule(scores, active, reuse, hold, {"name": "refresh", "every": every, "budget": budget})
+
+
+def lifetime_pattern(last: NDArray[np.int_], steps: int) -> NDArray[np.bool_]:
+    """[unit, step]: each unit computed until its last step, counted from 1."""
+    pattern: NDArray[np.bool_] = np.arange(1, steps + 1)[None, :] <= last[:, None]
+    return pattern
+
+
+def refresh_pattern(units: int, steps: int, every: int) -> NDArray[np.bool_]:
+    """[unit, step]: all units computed together at every R-th step."""
+    return np.tile(np.arange(steps) % every == 0, (units, 1))
 
 
 def lifetimes_at(scores: Sequence[float], steps: int, tau: float, min_lifetime: float = MIN_LIFETIME) -> list[int]:
@@ -112,7 +123,7 @@ def with_fewer_lifetimes(schedule: Schedule, most: int) -> Schedule:
     if most < 1:
         raise UsageError(f"At least one lifetime must remain, not {most}.")
     last = np.array(schedule.lifetimes)
-    if not (schedule.active == (np.arange(1, schedule.steps + 1)[None, :] <= last[:, None])).all():
+    if not (schedule.active == lifetime_pattern(last, schedule.steps)).all():
         raise UsageError("Only schedules of lifetimes can be merged; this one refreshes units after holding them.")
     while len(values := np.unique(last)) > most:
         counts = [int((last == value).sum()) for value in values]
@@ -123,7 +134,7 @@ def with_fewer_lifetimes(schedule: Schedule, most: int) -> Schedule:
         rarer, commoner = (i + 1, i) if counts[i] > counts[i + 1] else (i, i + 1)
         last[last == values[rarer]] = values[commoner]
     policy = {**schedule.policy, "lifetimes_at_most": most}
-    return replace(schedule, active=np.arange(1, schedule.steps + 1)[None, :] <= last[:, None], policy=policy)
+    return replace(schedule, active=lifetime_pattern(last, schedule.steps), policy=policy)
 
 
 def _check(steps: int, budget: float | None) -> None:

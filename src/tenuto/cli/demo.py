@@ -13,7 +13,7 @@ from tenuto.cli.decide import score_with_progress
 from tenuto.cli.show import schedule_facts
 from tenuto.errors import UsageError
 from tenuto.files import check_writable, write_json
-from tenuto.measure.quality import psnr
+from tenuto.measure.quality import ALIKE, psnr
 from tenuto.models import Model, load, open_model
 from tenuto.provenance import provenance
 from tenuto.report.images import difference, grid, save_image
@@ -25,7 +25,6 @@ from tenuto.schedules import Schedule
 
 MODEL = "tiny-dit"
 GAIN = 8  # of the difference image
-ALIKE = 30  # dB, from which on differences are hard to see in pictures as small as these
 
 
 def run(out_dir: Path, *, budget: float, steps: int, per_class: int, seed: int, as_json: bool) -> None:

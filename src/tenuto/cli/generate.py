@@ -10,7 +10,7 @@ import torch
 from rich.markup import escape
 
 from tenuto.cli.console import out, print_json, progress, say
-from tenuto.errors import CheckpointError, UsageError
+from tenuto.errors import CheckpointError, UsageError, first_line
 from tenuto.files import check_writable, write_json, write_text
 from tenuto.models import Model, find, load
 from tenuto.provenance import provenance
@@ -286,5 +286,5 @@ def check_device(device: str) -> torch.device:
             raise UsageError(f"--device {device!r} is none that Tenuto computes on (cpu, cuda, mps).")
         torch.empty(1, device=wanted)
     except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"--device {device} cannot be used here: {first_line(error)}") from error
     return wanted

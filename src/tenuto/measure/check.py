@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from tenuto.errors import UsageError
 from tenuto.executor import Executor
 from tenuto.holding import Unplanned, add
-from tenuto.measure.quality import psnr
+from tenuto.measure.quality import ALIKE, psnr
 from tenuto.models import Model
+from tenuto.policies import refresh_pattern
 from tenuto.residual import Branch
 from tenuto.samplers.diffusion import generate
 from tenuto.samplers.masked import MaskedSampling, generate_tokens
 from tenuto.schedules import Schedule
 
-ALIKE = 30.0  # dB of the worst picture, from which on a schedule counts as safe
-AGREE = 0.95  # of the tokens, likewise
+AGREE = 0.95  # of the tokens of the worst text, from which on a schedule counts as safe
 PERIODS = (8, 6, 5, 4, 3, 2)  # refresh periods that are tried for a safe one, the cheapest first
 WORDS = (
     (40.0, "cannot be told from those of the full run"),
@@ -151,7 +151,7 @@ def _sample(
 
 def refreshed(schedule: Schedule, every: int) -> Schedule:
     """The default kind of schedule for the same model and steps, at another period."""
-    active = np.tile(np.arange(schedule.steps) % every == 0, (len(schedule.units), 1))
+    active = refresh_pattern(len(schedule.units), schedule.steps, every)
     policy = {"name": "refresh", "every": every, "budget": None}
     return replace(schedule, active=active, reuse="linear", hold="branch", policy=policy)
 

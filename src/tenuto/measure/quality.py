@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+ALIKE = 30  # dB, from which on differences are hard to see in small pictures
+
 
 def psnr(images: Tensor, reference: Tensor) -> Tensor:
     """Peak signal-to-noise ratio of each image in dB, of pictures in [-1, 1] as they would be shown (clamped).

@@ -19,7 +19,7 @@ from torch import Tensor
 from tenuto.executor import Executor, Mode
 from tenuto.integrations.blocks import TEXT_TOKENS
 from tenuto.models.architecture import Architecture
-from tenuto.policies import lifetimes_at, tau_for_budget
+from tenuto.policies import lifetime_pattern, lifetimes_at, refresh_pattern, tau_for_budget
 from tenuto.samplers.diffusion import prepared
 from tenuto.schedules import Hold, Reuse, Schedule
 from tenuto.units import Unit
@@ -103,14 +103,14 @@ def everything(units: Sequence[Unit], steps: int) -> Schedule:
 def refreshed(
     units: Sequence[Unit], steps: int, every: int, reuse: Reuse = "linear", hold: Hold = "branch"
 ) -> Schedule:
-    return _schedule(units, np.tile(np.arange(steps) % every == 0, (len(units), 1)), reuse, hold)
+    return _schedule(units, refresh_pattern(len(units), steps, every), reuse, hold)
 
 
 def scattered_lifetimes(units: Sequence[Unit], steps: int, budget: float, seed: int = 0) -> Schedule:
     """The paper's kind of schedule at its budget, from scores drawn evenly: as many different lifetimes as can be."""
     scores = np.random.default_rng(seed).uniform(size=len(units)).tolist()
     last = np.array(lifetimes_at(scores, steps, tau_for_budget(scores, steps, budget)))
-    return _schedule(units, np.arange(1, steps + 1)[None] <= last[:, None], "hold", "update")
+    return _schedule(units, lifetime_pattern(last, steps), "hold", "update")
 
 
 def _schedule(units: Sequence[Unit], active: Any, reuse: Reuse, hold: Hold) -> Schedule:

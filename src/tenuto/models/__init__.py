@@ -22,7 +22,7 @@ from tenuto.checkpoint import (
     fingerprint_of,
     open_checkpoint,
 )
-from tenuto.errors import CheckpointError, TenutoError
+from tenuto.errors import CheckpointError, TenutoError, first_line
 from tenuto.files import read_json
 from tenuto.models.architecture import Architecture, ConfigError, NoiseLevels
 from tenuto.units import Unit
@@ -268,5 +268,6 @@ def _from_hub(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=others))
     except Exception as error:  # the hub's client has a score of them, and offline mode its own
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise TenutoError(f"Could not fetch {name} from the hub, and there is no such path here: {reason}") from error
+        raise TenutoError(
+            f"Could not fetch {name} from the hub, and there is no such path here: {first_line(error)}"
+        ) from error
