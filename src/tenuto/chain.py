@@ -16,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from tenuto.compilation import compiling
 from tenuto.errors import ScheduleError
 from tenuto.residual import Branch, Residual, plain
 
@@ -69,7 +70,8 @@ def _evaluate_fakes(
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     faked, faked_named = tree_map_only(Tensor, fake.from_tensor, (tuple(inputs), dict(named)))
     module = network if module is None and isinstance(network, nn.Module) else module
-    with _as_it_was(module), torch.inference_mode(), fake, mode:
+    # Uncompiled: the compiler gives up for good on a function that it first meets on such tensors.
+    with _as_it_was(module), compiling(False), torch.inference_mode(), fake, mode:
         return network(*faked, **faked_named, residual=residual)
 
 

@@ -4,20 +4,28 @@
         @branch_function
         def attend(self, x, shift, scale): …
 
-Within `compiling()` such a function runs compiled. One compiled function serves every block of the same shapes and
-every pattern, for weights are among its inputs; a network compiled whole would be compiled once for each pattern.
+Within `compiling()` such a function runs compiled, and where it is a unit's branch, together with the unit's gate and
+its addition to the stream (`computed`). One compiled function serves every block of the same shapes and every pattern,
+for weights are among its inputs; a network compiled whole would be compiled once for each pattern.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial, update_wrapper
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
+
+from tenuto.residual import Branch
 
 _on: ContextVar[bool] = ContextVar("compiling", default=False)
+_deferring: ContextVar[bool] = ContextVar("deferring", default=False)
 VARIANTS = 64  # of one function: a UNet has a score of shapes
+# Norms of uncommon widths run three times as fast when the kernels' block sizes are tried out.
+OPTIONS: dict[str, Any] = {"max_autotune_pointwise": True, "coordinate_descent_tuning": True}
 
 
 class branch_function:
@@ -26,30 +34,97 @@ class branch_function:
     def __init__(self, function: Callable[..., Any]) -> None:
         update_wrapper(self, function)
         self.function = function
-        self._compiled: Callable[..., Any] | None = None
+        self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 
     def __call__(self, *args: Any, **options: Any) -> Any:
+        if _deferring.get():
+            return _Call(self, args, options)
         if not _on.get():
             return self.function(*args, **options)
-        if self._compiled is None:
-            self._compiled = torch.compile(self.function, dynamic=False)
-        return self._compiled(*args, **options)
+        return self.compiled(self.function)(*args, **options)
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if function not in self._compiled:
+            self._compiled[function] = torch.compile(function, dynamic=False, options=OPTIONS)
+        return self._compiled[function]
 
     def __get__(self, block: Any, owner: Any = None) -> Any:
         return self if block is None else partial(self, block)
 
 
+@dataclass(frozen=True)
+class _Call:
+    """A branch that was asked for while calls are put off."""
+
+    asked: branch_function
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+
 @contextmanager
 def compiling(on: bool = True) -> Iterator[None]:
-    """Within the block, branch functions run compiled."""
-    if not on:
+    """Within the block, branch functions run compiled; or, if not `on`, as they are written."""
+    if on == _on.get():
         yield
         return
     import torch._dynamo.config
 
-    token = _on.set(True)
+    token = _on.set(on)
     try:
         with torch._dynamo.config.patch(recompile_limit=VARIANTS, accumulated_recompile_limit=4 * VARIANTS):
             yield
     finally:
         _on.reset(token)
+
+
+def computed(
+    h: Tensor, branch: Branch, gate: Branch | None, keep: Literal["branch", "update"] = "branch"
+) -> tuple[Tensor, Tensor]:
+    """What a computed unit does to the stream, h + gate · branch, and the branch or the update itself.
+
+    Compiled, if that is asked for, as one function with the branch.
+    """
+    value = _put_off(branch) if _on.get() else branch()
+    factor = None if gate is None else gate()
+    if isinstance(value, _Call):
+        call, sums = value, _sum_of_update if keep == "update" else _sum_of_branch
+        result: tuple[Tensor, Tensor] = call.asked.compiled(sums)(
+            h, factor, call.asked.function, *call.args, **call.options
+        )
+        return result
+    if factor is None:
+        return h + value, value
+    if keep == "update":
+        value, factor = factor * value, None
+        return h + value, value
+    if h.is_cuda and h.dtype == value.dtype == factor.dtype:
+        return torch.addcmul(h, factor, value), value  # one kernel instead of two
+    return h + factor * value, value
+
+
+def _put_off(branch: Branch) -> Any:
+    token = _deferring.set(True)
+    try:
+        return branch()
+    finally:
+        _deferring.reset(token)
+
+
+def _sum_of_branch(
+    h: Tensor, factor: Tensor | None, function: Callable[..., Tensor], *args: Any, **options: Any
+) -> tuple[Tensor, Tensor]:
+    value = function(*args, **options)
+    return h + (value if factor is None else factor * value), value
+
+
+def _sum_of_update(
+    h: Tensor, factor: Tensor | None, function: Callable[..., Tensor], *args: Any, **options: Any
+) -> tuple[Tensor, Tensor]:
+    value = function(*args, **options)
+    update = value if factor is None else factor * value
+    return h + update, update
+
+
+def plainly(unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
+    """Full inference, in as few kernels as may be; `residual.plain` is its definition."""
+    return computed(h, branch, gate)[0]

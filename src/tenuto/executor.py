@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from tenuto.chain import Chain, activation_bytes, chain_of
-from tenuto.compilation import compiling
+from tenuto.compilation import compiling, plainly
 from tenuto.errors import ScheduleError, UsageError, first_line
 from tenuto.graphs import Graphs, Signature, hashable, signature_of
 from tenuto.holding import Holding, Padded, Planes, References, Unplanned
@@ -380,7 +380,7 @@ class Generation:
         executor, schedule = self._executor, self._executor.schedule
         with compiling(executor.compiled):
             if schedule is None:
-                return executor.network(*inputs, **named, residual=plain)
+                return executor.network(*inputs, **named, residual=plainly if executor.compiled else plain)
             if self.broken:
                 raise ScheduleError("This generation ended in an exception; begin a new one.")
             if self.step >= schedule.steps:
@@ -400,7 +400,7 @@ class Generation:
     def _run(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         executor = self._executor
         if executor.mode == "eager":
-            return executor.network(*inputs, **named, residual=plain)
+            return executor.network(*inputs, **named, residual=plainly if executor.compiled else plain)
         leaves, spec = tree_flatten((inputs, named))
         if self.step == 0:
             self._signature = signature_of(leaves, spec)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tenuto.chain import Chain
+from tenuto.compilation import computed
 from tenuto.errors import ScheduleError, UsageError
 from tenuto.kernels import add_held, add_held_planes
 from tenuto.plan import Cell, Moment, Plan, Storage, extrapolation_weights
@@ -59,11 +60,8 @@ class Holding:
         if action.opens:
             self._before = h
         if action.computed:
-            value = branch()
             alone = action.keeps if action.keeps is not None and action.keeps.alone else None
-            if alone is not None and not alone.gated and gate is not None:
-                value, gate = gate() * value, None
-            after = add(h, gate, value)
+            after, value = computed(h, branch, gate, "update" if alone is not None and not alone.gated else "branch")
             if alone is not None:
                 self.cache.keep(alone, value)
         else:
@@ -88,16 +86,6 @@ class Holding:
         return self.plan.chain[self._next].unit if self._next < len(self.program) else "no unit"
 
 
-def add(h: Tensor, gate: Branch | None, value: Tensor) -> Tensor:
-    """What a computed unit does to the stream."""
-    if gate is None:
-        return h + value
-    factor = gate()
-    if h.is_cuda and h.dtype == value.dtype == factor.dtype:
-        return torch.addcmul(h, factor, value)  # one kernel instead of two
-    return h + factor * value
-
-
 class Unplanned:
     """The seam under a schedule alone: each unit kept by itself. For networks that cannot be looked at beforehand."""
 
@@ -117,14 +105,12 @@ class Unplanned:
             weights = extrapolation_weights([step for step, _ in held], self.step)
             gates = [gate()] if late and gate is not None else None
             return add_held(h, [[value for _, value in held]], [weights], gates)
-        value = branch()
-        if gate is not None and not late:
-            value, gate = gate() * value, None
+        after, value = computed(h, branch, gate, "branch" if late else "update")
         if self.schedule.read_later[row, self.step]:
             self._held.setdefault(unit, deque(maxlen=self.schedule.order + 1)).appendleft((self.step, value))
         else:
             self._held.pop(unit, None)
-        return add(h, gate, value)
+        return after
 
 
 class References:
@@ -308,4 +294,4 @@ class Padded:
         kept = sum(weights[k] * planes[k] for k in range(len(weights)))
         chosen = torch.where(active, value, kept.to(value.dtype))  # type: ignore[union-attr]
         overwrite(planes, targets[None], value)
-        return add(h, gate, chosen)
+        return computed(h, lambda: chosen, gate)[0]

@@ -29,7 +29,7 @@ PAIRED_STAGES = (
 )
 MIDDLE_STAGES = ("UNetMidBlock2DCrossAttn", "UNetMidBlock2D")  # resnets[0], then (attentions[i], resnets[i + 1])
 
-Forward = Callable[..., Tensor]
+Forward = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,9 @@ class Site:
     path: str
     name: str  # what its units' names begin with
     block: nn.Module
-    units: tuple[Unit, ...]
+    units: tuple[Unit, ...]  # none: it is a live part, which runs better written otherwise
     forward: Forward  # (block, name, residual, *what the block is called with)
+    method: str = "forward"  # that it takes the place of
 
 
 def sites_of(module: nn.Module) -> tuple[Site, ...]:
@@ -101,8 +102,10 @@ def _attention_sites(path: str, module: Any, tokens: int) -> Iterator[Site]:
         return
     if not isinstance(module, Transformer2DModel):
         raise TenutoError(f"{path} is a {type(module).__name__}, whose residual branches are not known.")
+    yield Site(path, path, module, (), enter_forward, "_operate_on_continuous_inputs")
     for i, block in enumerate(module.transformer_blocks):
         yield _transformer_site(f"{path}.transformer_blocks.{i}", block, tokens)
+    yield Site(path, path, module, (), leave_forward, "_get_output_for_continuous_inputs")
 
 
 def _transformer_site(path: str, block: Any, tokens: int) -> Site:
@@ -257,6 +260,37 @@ def _feed_forward(block: Any, x: Tensor) -> Tensor:
     if block._chunk_size is None:
         return block.ff(x)
     return _chunked_feed_forward(block.ff, x, block._chunk_dim, block._chunk_size)
+
+
+def enter_forward(transformer: Any, name: str, residual: Residual, image: Tensor) -> tuple[Tensor, int]:
+    """A UNet's transformer, its way in: from a picture to tokens."""
+    width = image.shape[1] if transformer.use_linear_projection else transformer.proj_in.out_channels
+    return enter(transformer, image), width
+
+
+@branch_function
+def enter(transformer: Any, image: Tensor) -> Tensor:
+    x = transformer.norm(image)
+    if transformer.use_linear_projection:
+        return transformer.proj_in(x.permute(0, 2, 3, 1).flatten(1, 2))
+    return transformer.proj_in(x).permute(0, 2, 3, 1).flatten(1, 2)
+
+
+def leave_forward(
+    transformer: Any, name: str, seam: Residual, /, hidden_states: Tensor, residual: Tensor, **sizes: int
+) -> Tensor:
+    """Its way out; diffusers calls `residual` the picture that came in."""
+    return leave(transformer, hidden_states, residual)
+
+
+@branch_function
+def leave(transformer: Any, x: Tensor, image: Tensor) -> Tensor:
+    size = image.shape[2:]
+    # The picture first: the sum then lies in memory as it does, and not as the tokens do.
+    if transformer.use_linear_projection:
+        return image + transformer.proj_out(x).unflatten(1, size).permute(0, 3, 1, 2)
+    x = x.unflatten(1, size).permute(0, 3, 1, 2)
+    return image + transformer.proj_out(x if image.stride(1) == 1 else x.contiguous())
 
 
 def resnet_forward(

@@ -19,7 +19,7 @@ from threading import get_ident
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline, DiTTransformer2DModel, UNet2DConditionModel
+from diffusers import DiffusionPipeline, DiTTransformer2DModel, Transformer2DModel, UNet2DConditionModel
 from diffusers.models.attention import BasicTransformerBlock
 from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
@@ -34,6 +34,8 @@ from tenuto.residual import Branch, Residual, plain
 from tenuto.schedules import Schedule
 from tenuto.units import Unit
 
+KNOWN_FORWARDS = (BasicTransformerBlock.forward, ResnetBlock2D.forward, Transformer2DModel.forward)
+
 
 class Attachment:
     """A denoiser at the seam, from `attach` to `detach`; it runs as ever unless told to use another residual."""
@@ -45,7 +47,7 @@ class Attachment:
         # Partials rather than closures: a copy of an attached module then runs its own blocks, not the original's.
         self._forwards = [(site, partial(site.forward, site.block, site.name, self._seam)) for site in sites]
         for site, forward in self._forwards:
-            vars(site.block)["forward"] = forward
+            vars(site.block)[site.method] = forward
 
     def _seam(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
         return self._residuals.get(get_ident(), plain)(unit, h, branch, gate)
@@ -71,13 +73,13 @@ class Attachment:
         if not self._forwards:
             raise UsageError(f"This {type(self.module).__name__} was detached before.")
         for site, forward in self._forwards:
-            if vars(site.block).get("forward") is not forward:
+            if vars(site.block).get(site.method) is not forward:
                 raise UsageError(
-                    f"The forward of {site.path} was replaced after it was attached, and cannot be restored before "
-                    "that replacement is taken away."
+                    f"The {site.method} of {site.path} was replaced after it was attached, and cannot be restored "
+                    "before that replacement is taken away."
                 )
         for site, _ in self._forwards:
-            del vars(site.block)["forward"]
+            del vars(site.block)[site.method]
         self._forwards = []
 
 
@@ -85,12 +87,12 @@ def attach(module: nn.Module) -> Attachment:
     """Bring a denoiser's blocks to the seam; nothing it computes changes by that."""
     sites = sites_of(module)
     for site in sites:
-        if "forward" in vars(site.block):
+        if site.method in vars(site.block):
             raise UsageError(
-                f"The forward of {site.path} is replaced already, by an earlier attach or by another library's hook. "
-                "Detach that first."
+                f"The {site.method} of {site.path} is replaced already, by an earlier attach or by another library's "
+                "hook. Detach that first."
             )
-        if type(site.block).forward not in (BasicTransformerBlock.forward, ResnetBlock2D.forward):
+        if type(site.block).forward not in KNOWN_FORWARDS:
             raise TenutoError(
                 f"{site.path} is a {type(site.block).__name__} with a forward of its own, not diffusers' block."
             )

@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tenuto.compilation import computed
 from tenuto.errors import UsageError
 from tenuto.executor import Executor
-from tenuto.holding import Unplanned, add
+from tenuto.holding import Unplanned
 from tenuto.measure.quality import ALIKE, psnr
 from tenuto.models import Model
 from tenuto.policies import refresh_pattern
@@ -96,7 +97,7 @@ class _Probed:
     def _residual(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
         after, step = self._held(unit, h, branch, gate), self._held.step
         if not self._held.schedule.active[self._rows[unit], step]:
-            exact = add(h, gate, branch())
+            exact, _ = computed(h, branch, gate)
             off = torch.linalg.vector_norm((after - exact).float()) / torch.linalg.vector_norm(exact.float())
             self._executor.totals[self._rows[unit], step] += float(off)
         return after
