@@ -40,6 +40,7 @@ from tenuto.schedules import Schedule
 Mode = Literal["auto", "eager", "skip", "padded", "jagged"]
 STAGES = 4  # signatures of inputs whose graphs are kept; the one used longest ago gives way
 SIGNATURES = 8  # of inputs within a generation, for which graphs are recorded
+ROWS = "rows of held units"  # how they are called among the inputs of a graph
 CHAINS = 64  # signatures of inputs whose chains are remembered
 
 
@@ -98,6 +99,8 @@ class Executor:
             raise UsageError("A padded graph keeps every unit by itself: memory, graphs and offload are not for it.")
         if offload and (mode in ("eager", "skip") or (schedule is not None and schedule.order)):
             raise UsageError("Only graphs keep what they hold in the host's memory, and only with reuse 'hold'.")
+        if offload and schedule is not None and schedule.rows != "none":
+            raise UsageError("Caches in the host's memory cannot be written row by row: offload goes without rows.")
         self.network = network
         self.module = network if module is None and isinstance(network, nn.Module) else module
         self.schedule = schedule
@@ -333,7 +336,7 @@ class Stage:
         first: Signature,
     ) -> Any:
         def evaluate(*inputs: Any, **named: Any) -> Any:
-            residual = self._residual(step)
+            residual = self._residual(step, named.pop(ROWS, None))
             output = executor.network(*inputs, **named, residual=residual)
             if isinstance(residual, Holding):
                 residual.finish()
@@ -352,10 +355,11 @@ class Stage:
             executor.failed(first, f"recording one failed ({first_line(error)})")
         return output
 
-    def _residual(self, step: int) -> Holding | Padded:
+    def _residual(self, step: int, rows: Tensor | None) -> Holding | Padded:
         if isinstance(self.residuals, Padded):
+            self.residuals.rows = rows
             return self.residuals
-        return Holding(self.residuals.plan, self.residuals, self.residuals.plan.steps[step])
+        return Holding(self.residuals.plan, self.residuals, self.residuals.plan.steps[step], rows)
 
 
 class Generation:
@@ -376,7 +380,8 @@ class Generation:
         schedule = self._executor.schedule
         return self.broken or (schedule is not None and self.step >= schedule.steps)
 
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
+    def __call__(self, *inputs: Any, rows: Tensor | None = None, **named: Any) -> Any:
+        """One evaluation. rows [B, P]: the positions that a schedule with rows computes of held units."""
         executor, schedule = self._executor, self._executor.schedule
         with compiling(executor.compiled):
             if schedule is None:
@@ -388,8 +393,13 @@ class Generation:
                     f"The schedule has {schedule.steps} steps, but the sampler evaluates the network once more. "
                     "Make the schedule for as many steps as the sampler takes."
                 )
+            if (rows is not None) != (schedule.rows != "none"):
+                says = "says" if rows is not None else "does not say"
+                raise ScheduleError(
+                    f"The schedule's rows are {schedule.rows!r}, and the sampler {says} which those are."
+                )
             try:
-                output = self._run(inputs, named)
+                output = self._run(inputs, named, rows)
             except BaseException:
                 self.broken = True  # half a step was taken: what is kept belongs to no step
                 self._kept = References()
@@ -397,11 +407,11 @@ class Generation:
         self.step += 1
         return output
 
-    def _run(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _run(self, inputs: tuple[Any, ...], named: dict[str, Any], rows: Tensor | None) -> Any:
         executor = self._executor
         if executor.mode == "eager":
             return executor.network(*inputs, **named, residual=plainly if executor.compiled else plain)
-        leaves, spec = tree_flatten((inputs, named))
+        leaves, spec = tree_flatten((inputs, named if rows is None else {**named, ROWS: rows}))
         if self.step == 0:
             self._signature = signature_of(leaves, spec)
             self._stage = executor._stage_for(self, self._signature, leaves, inputs, named)
@@ -412,12 +422,12 @@ class Generation:
         if self._stage is not None:
             return self._stage.run(executor, self.step, leaves, spec, self._signature)
         if self._unplanned is not None:
-            self._unplanned.step = self.step
+            self._unplanned.step, self._unplanned.rows = self.step, rows
             return executor.network(*inputs, **named, residual=self._unplanned)
         assert self._plan is not None
         moment = self._plan.steps[self.step]
         self._kept.at(moment)
-        holding = Holding(self._plan, self._kept, moment)
+        holding = Holding(self._plan, self._kept, moment, rows)
         output = executor.network(*inputs, **named, residual=holding)
         holding.finish()
         self._kept.forget(moment)

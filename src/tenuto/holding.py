@@ -17,6 +17,7 @@ from tenuto.errors import ScheduleError, UsageError
 from tenuto.kernels import add_held, add_held_planes
 from tenuto.plan import Cell, Moment, Plan, Storage, extrapolation_weights
 from tenuto.residual import Branch
+from tenuto.rows import put_, take
 from tenuto.schedules import Schedule
 
 
@@ -29,13 +30,17 @@ class Cache(Protocol):
 
     def add(self, h: Tensor, cells: tuple[Cell, ...], gates: list[Tensor] | None) -> Tensor: ...
 
+    def put(self, cell: Cell, rows: Tensor, values: Tensor) -> None: ...
+
 
 class Holding:
     """The seam under a plan: a computed unit is kept, a held one is added again to the current stream."""
 
-    def __init__(self, plan: Plan, cache: Cache, moment: Moment) -> None:
+    def __init__(self, plan: Plan, cache: Cache, moment: Moment, rows: Tensor | None = None) -> None:
+        """rows: positions at which held units are computed all the same."""
         self.plan = plan
         self.cache = cache
+        self.rows = rows
         self.program = plan.programs[moment.program]
         self._next = 0  # the place of the unit that comes next
         self._before: Tensor | None = None  # the stream where the sum that is being kept begins
@@ -69,6 +74,8 @@ class Holding:
                 self._gates.append(gate())
             after = h
             if action.adds:
+                if self.rows is not None:
+                    self.cache.put(action.adds[0], self.rows, branch(self.rows))
                 gates, self._gates = self._gates or None, []
                 after = self.cache.add(h, action.adds, gates)
         if action.keeps is not None and not action.keeps.alone:
@@ -92,6 +99,7 @@ class Unplanned:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.step = 0
+        self.rows: Tensor | None = None  # positions at which held units are computed all the same
         self._row = {unit: i for i, unit in enumerate(schedule.units)}
         # The last `order + 1` refreshes of each unit, newest first: (step, update or branch).
         self._held: dict[str, deque[tuple[int, Tensor]]] = {}
@@ -102,6 +110,8 @@ class Unplanned:
         row, late = self._row[unit], self.schedule.hold == "branch"
         if not self.schedule.active[row, self.step]:
             held = self._held[unit]
+            if self.rows is not None:
+                put_(held[0][1], self.rows, branch(self.rows))
             weights = extrapolation_weights([step for step, _ in held], self.step)
             gates = [gate()] if late and gate is not None else None
             return add_held(h, [[value for _, value in held]], [weights], gates)
@@ -141,6 +151,9 @@ class References:
             for cell, factors in zip(cells, weights, strict=True)
         ]
         return add_held(h, kept, weights, gates)
+
+    def put(self, cell: Cell, rows: Tensor, values: Tensor) -> None:
+        put_(self._kept[cell.store, cell.planes[0]], rows, values)
 
     def forget(self, moment: Moment) -> None:
         """Give back what nobody reads after this step."""
@@ -201,6 +214,9 @@ class Planes:
             row = self._row[cell]
             overwrite(storage, self.targets[row : row + 1], value)
 
+    def put(self, cell: Cell, rows: Tensor, values: Tensor) -> None:
+        put_(self.storages[cell.store][cell.planes[0]], rows, values)
+
     def keep_difference(self, cell: Cell, after: Tensor, before: Tensor) -> None:
         if len(cell.planes) == 1 and not self.offload:
             torch.sub(after, before, out=self.storages[cell.store][cell.planes[0]])
@@ -251,6 +267,7 @@ class Padded:
 
     def __init__(self, schedule: Schedule, chain: Chain, device: torch.device) -> None:
         self.late = schedule.hold == "branch"
+        self.rows: Tensor | None = None  # positions at which held units are computed all the same
         self._place = {link.unit: i for i, link in enumerate(chain)}
         slots = schedule.order + 1
         # A unit's slots, and one plane more, which is written where nothing is to be kept.
@@ -293,5 +310,8 @@ class Padded:
             value, gate = gate() * value, None
         kept = sum(weights[k] * planes[k] for k in range(len(weights)))
         chosen = torch.where(active, value, kept.to(value.dtype))  # type: ignore[union-attr]
-        overwrite(planes, targets[None], value)
+        if self.rows is None:
+            overwrite(planes, targets[None], value)
+        else:
+            planes[0].copy_(put_(chosen, self.rows, take(value, self.rows)))
         return computed(h, lambda: chosen, gate)[0]

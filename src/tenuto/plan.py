@@ -144,6 +144,7 @@ class _Planner:
         self.chain = chain
         self.steps = schedule.steps
         self.order = schedule.order
+        self.apart = schedule.rows != "none"  # each unit needs the stream before it, at some positions at least
         self.active = schedule.active[order]
         self.read_later = schedule.read_later[order]
         self.gated = [link.gated and schedule.hold == "branch" for link in chain]
@@ -199,7 +200,7 @@ class _Planner:
     def _one(self, i: int, step: int) -> bool:
         """Whether a unit and the next are kept as one sum."""
         j = i + 1
-        if not self.chain[i].joined or self.gated[i] or self.gated[j]:
+        if self.apart or not self.chain[i].joined or self.gated[i] or self.gated[j]:
             return False
         if _kind(self.chain[i]) != _kind(self.chain[j]):
             return False
@@ -226,7 +227,8 @@ class _Planner:
             run.append(i)
             j = i + 1
             goes_on = (
-                link.joined
+                not self.apart
+                and link.joined
                 and not self.active[j, step]
                 and j not in cuts
                 and self.gated[i] == self.gated[j]

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-Branch = Callable[[], Tensor]
+Branch = Callable[..., Tensor]
 
 
 class Residual(Protocol):
@@ -19,7 +19,8 @@ class Residual(Protocol):
 
     unit    the unit's name, as listed by its architecture
     h       the live part: the current stream, or a shortcut convolution of it
-    branch  computes F(h; c); not called when the unit is held
+    branch  computes F(h; c); not called when the unit is held. A branch that can compute some positions only takes
+            their `rows`, [B, P]: units of language models are held but for the positions written meanwhile
     gate    computes what the branch is multiplied by (AdaLN's gate), broadcastable to it; None means one.
             A function too, so that a unit held after its gate computes no conditioning at all.
     """

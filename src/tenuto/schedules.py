@@ -23,6 +23,9 @@ COMPUTED, HELD = "#", "."
 Hold = Literal["update", "branch"]
 # How it is reused: as it was, or extrapolated through its last refreshes by a polynomial of this degree.
 Reuse = Literal["hold", "linear", "quadratic", "cubic"]
+# Of text: the positions at which held units are computed all the same. Those written since the last step that computed
+# every unit, those of the block that is being written, all that are to be written, or none.
+Rows = Literal["none", "written", "block", "generated"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +38,7 @@ class Schedule:
     model: str
     fingerprint: str  # of the weights the schedule was made from
     policy: dict[str, Any] = field(default_factory=dict)  # the policy's name and the parameters that made this schedule
+    rows: Rows = "none"
     version: str = __version__
 
     def __post_init__(self) -> None:
@@ -58,6 +62,10 @@ class Schedule:
             raise ScheduleError(f"Reuse is one of {', '.join(get_args(Reuse))}, not {self.reuse!r}.")
         if self.hold not in get_args(Hold):
             raise ScheduleError(f"What is held is one of {', '.join(get_args(Hold))}, not {self.hold!r}.")
+        if self.rows not in get_args(Rows):
+            raise ScheduleError(f"Rows are one of {', '.join(get_args(Rows))}, not {self.rows!r}.")
+        if self.rows != "none" and self.reuse != "hold":
+            raise ScheduleError("Where some positions of held units are computed, the others are held as they were.")
         object.__setattr__(self, "active", self.active.copy())
         self.active.flags.writeable = False
 
@@ -92,6 +100,11 @@ class Schedule:
     def lifetimes(self) -> tuple[int, ...]:
         """S_ℓ: the last step, counted from 1, at which each unit is computed."""
         return tuple(int(np.flatnonzero(row)[-1]) + 1 for row in self.active)
+
+    @property
+    def full_steps(self) -> NDArray[np.bool_]:
+        """[step]: whether every unit is computed there."""
+        return np.logical_and.reduce(self.active, axis=0)
 
     @property
     def patterns(self) -> int:
@@ -143,6 +156,7 @@ def to_json(schedule: Schedule) -> dict[str, Any]:
         "steps": schedule.steps,
         "reuse": schedule.reuse,
         "hold": schedule.hold,
+        "rows": schedule.rows,
         "flops": dict(zip(schedule.units, schedule.flops, strict=True)),
         "active": {
             unit: "".join(COMPUTED if on else HELD for on in row)
@@ -173,7 +187,8 @@ def _from_json(record: dict[str, Any], where: str) -> Schedule:
     kinds: dict[str, type | tuple[type, ...]] = dict.fromkeys(
         ("format", "tenuto_version", "model", "fingerprint", "reuse", "hold"), str
     )
-    check_fields(record, where, kinds | {"policy": dict, "steps": int, "flops": dict, "active": dict})
+    record = {"rows": "none", **record}  # which the first files did not have
+    check_fields(record, where, kinds | {"rows": str, "policy": dict, "steps": int, "flops": dict, "active": dict})
     rows, flops, steps = record["active"], record["flops"], record["steps"]
     if not rows:
         raise ScheduleError('"active" lists no units.')
@@ -196,5 +211,6 @@ def _from_json(record: dict[str, Any], where: str) -> Schedule:
         model=record["model"],
         fingerprint=record["fingerprint"],
         policy=record["policy"],
+        rows=record["rows"],
         version=record["tenuto_version"],
     )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tenuto.compilation import branch_function
 from tenuto.models.architecture import Architecture, ConfigError, config_from_fields
 from tenuto.residual import Deferred, Residual, plain
+from tenuto.rows import take
 from tenuto.units import Component, Matrix, Unit
 
 
@@ -151,15 +152,22 @@ class LLaDABlock(nn.Module):
         self.ff_out = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor, rope: Deferred, mask: Tensor | None, residual: Residual) -> Tensor:
-        h = residual(f"{self.name}.attn", x, lambda: self.attend(x, rope[0], rope[1], mask))
-        return residual(f"{self.name}.mlp", h, lambda: self.feed(h))
+        h = residual(f"{self.name}.attn", x, lambda rows=None: self.attend(x, rope[0], rope[1], mask, *_given(rows)))
+        return residual(f"{self.name}.mlp", h, lambda rows=None: self.feed(h if rows is None else take(h, rows)))
 
     @branch_function
-    def attend(self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor | None) -> Tensor:
+    def attend(
+        self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor | None, rows: Tensor | None = None
+    ) -> Tensor:
+        """What every token, or those in rows [B, P], find among all."""
         x = self.attn_norm(x)
-        projected = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        asking = x if rows is None else take(x, rows)
+        projected = (self.q_proj(asking), self.k_proj(x), self.v_proj(x))
         q, k, v = (y.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2) for y in projected)  # [B, heads, N, d_h]
-        q, k = rotate(q, cosines, sines), rotate(k, cosines, sines)
+        k = rotate(k, cosines, sines)
+        if rows is not None:
+            cosines, sines = (take(a[:, 0].expand(len(rows), -1, -1), rows)[:, None] for a in (cosines, sines))
+        q = rotate(q, cosines, sines)
         if (shared := self.config.n_heads // self.config.n_kv_heads) > 1:
             k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
         return self.attn_out(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
@@ -168,6 +176,10 @@ class LLaDABlock(nn.Module):
     def feed(self, x: Tensor) -> Tensor:
         x = self.ff_norm(x)
         return self.ff_out(F.silu(self.ff_proj(x)) * self.up_proj(x))
+
+
+def _given(rows: Tensor | None) -> tuple[Tensor, ...]:
+    return () if rows is None else (rows,)
 
 
 class Transformer(nn.Module):
@@ -194,7 +206,7 @@ class Transformer(nn.Module):
         if positions is not None:
             if positions.dim() == 1:
                 positions = positions.expand(len(h), -1)
-            h = h.gather(1, positions[:, :, None].expand(-1, -1, h.shape[-1]))
+            h = take(h, positions)
         return self.ff_out(self.ln_f(h))
 
 

@@ -122,6 +122,7 @@ def _write_batch(
     generators = [torch.Generator().manual_seed(seed + row) for row in range(len(prompts))]
     evaluate, recorded = executor.start(), executor.captures(device)
     whole = torch.arange(sampling.block_length, device=device).expand(len(prompts), -1)
+    rows = None if executor.schedule is None else RowsOf(executor.schedule, sampling, width, len(prompts), device)
     for first in range(width, tokens.shape[1], sampling.block_length):
         last = first + sampling.block_length
         # The one place where the host waits for the device.
@@ -140,7 +141,11 @@ def _write_batch(
                 blind = tokens.clone()
                 blind[:, :width] = config.mask_token_id
                 inputs, positions = torch.cat([tokens, blind]), torch.cat([positions, positions])
-            logits = evaluate(inputs, attention_mask=mask, positions=positions).float()
+            named: dict[str, Any] = {"attention_mask": mask, "positions": positions}
+            if rows is not None and rows.wanted:
+                again = rows.next(first)
+                named["rows"] = torch.cat([again, again]) if sampling.guidance else again
+            logits = evaluate(inputs, **named).float()
             if sampling.guidance:
                 seeing, unseeing = logits.chunk(2)
                 logits = unseeing + (sampling.guidance + 1) * (seeing - unseeing)
@@ -149,10 +154,57 @@ def _write_batch(
             guesses = choose_tokens(logits, sampling, config.mask_token_id, generators, places)
             confidence = confidences(logits, guesses, sampling, generators, places)
             chosen = most_confident(confidence, count)
-            tokens.scatter_(1, first + places.gather(1, chosen), guesses.gather(1, chosen))
+            at = first + places.gather(1, chosen)
+            tokens.scatter_(1, at, guesses.gather(1, chosen))
+            if rows is not None:
+                rows.wrote(at)
             left -= count
             progress(len(prompts))
     return tokens[:, width:]
+
+
+class RowsOf:
+    """Which positions held units are computed at: as many at each step, so that shapes are known ahead."""
+
+    def __init__(
+        self, schedule: Schedule, sampling: MaskedSampling, width: int, batch: int, device: torch.device
+    ) -> None:
+        self.kind, self.full = schedule.rows, schedule.full_steps.tolist()
+        self.wanted = self.kind != "none"
+        self.step = 0
+        writes = sampling.writes * sampling.blocks
+        per_block = len(sampling.writes)
+        if self.kind == "block" and not all(self.full[::per_block]):
+            raise UsageError(
+                f"Rows 'block' need every unit computed at the first step of each block, which has {per_block} steps "
+                f"here; the schedule holds some. Make one with blocks={sampling.blocks}."
+            )
+        self._count, written = 1, 0  # the most that are written between two full steps
+        for step, count in enumerate(writes):
+            written = 0 if self.full[step] else written
+            self._count = max(self._count, written)
+            written += count
+        self._written: list[Tensor] = []  # since the last full step
+        self._block = torch.arange(sampling.block_length, device=device).expand(batch, -1)
+        self._all = width + torch.arange(sampling.length, device=device).expand(batch, -1)
+
+    def next(self, first: int) -> Tensor:
+        """Those of the coming step, [B, P]; `first` is where its block begins."""
+        if self.full[self.step]:
+            self._written = []
+        if self.kind == "block":
+            return first + self._block
+        if self.kind == "generated":
+            return self._all
+        if not self._written:
+            return self._all[:, :1].expand(-1, self._count)
+        rows = torch.cat(self._written, dim=1)
+        return torch.cat([rows, rows[:, :1].expand(-1, self._count - rows.shape[1])], dim=1)
+
+    def wrote(self, rows: Tensor) -> None:
+        """The step is over, and wrote these."""
+        self._written.append(rows)
+        self.step += 1
 
 
 def choose_tokens(
