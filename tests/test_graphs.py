@@ -104,7 +104,9 @@ def test_compiled_branches_agree_and_are_compiled_once_for_all_blocks():
     executor = Executor(network, schedule, mode="jagged", compiled=True)
     assert_same(run(executor), want, 1e-4)
     assert_same(run(executor), want, 1e-4)
-    assert utils.counters["stats"]["unique_graphs"] == 2  # attention and MLP, not one for each block or pattern
+    # Attention and MLP, each with its sum, kept and not; not one for each block or pattern.
+    assert 2 <= utils.counters["stats"]["unique_graphs"] <= 4
+    assert executor.report().graphs == len(executor.plan(*inputs(0)).programs)
 
 
 @pytest.mark.parametrize("mode", ["skip", "padded", "jagged"])

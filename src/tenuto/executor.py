@@ -342,15 +342,17 @@ class Stage:
                 residual.finish()
             return output
 
-        inputs, named = tree_unflatten(list(leaves), spec)
-        output = evaluate(*inputs, **named)  # the step itself, and the warm-up that recording needs
-        if first in executor._failed:
-            return output
         if self.graphs.signatures >= SIGNATURES and not self.graphs.knows(signature):
             executor.failed(first, "the inputs change from step to step in more than their values (a Python number?)")
-            return output
+        if first in executor._failed:
+            inputs, named = tree_unflatten(list(leaves), spec)
+            return evaluate(*inputs, **named)
+        # The step itself, and the warm-up that recording needs: on the very tensors that will be recorded, for a
+        # compiled function would be compiled again for others.
+        inputs, named = self.graphs.filled(signature, leaves, spec).arguments()
+        output = evaluate(*inputs, **named)
         try:
-            self.graphs.capture(program, signature, leaves, spec, evaluate, output)
+            self.graphs.capture(program, signature, evaluate, output)
         except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
             executor.failed(first, f"recording one failed ({first_line(error)})")
         return output

@@ -5,9 +5,10 @@ buffers for each signature of inputs.
 """
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from threading import Lock
 from typing import Any
@@ -50,8 +51,13 @@ class Buffers:
 
     inputs: list[Any]
     spec: TreeSpec
-    outputs: list[Tensor]
-    output_spec: TreeSpec
+    outputs: list[Tensor] = field(default_factory=list)
+    output_spec: TreeSpec | None = None  # not known before something was evaluated
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What an evaluation on them is called with."""
+        inputs, named = tree_unflatten(self.inputs, self.spec)
+        return inputs, dict(named)
 
     def fill(self, leaves: Sequence[Any]) -> None:
         for static, given in zip(self.inputs, leaves, strict=True):
@@ -60,6 +66,7 @@ class Buffers:
 
     def result(self) -> Any:
         """A copy: the next replay writes over the buffers."""
+        assert self.output_spec is not None
         return tree_unflatten([output.clone() for output in self.outputs], self.output_spec)
 
 
@@ -98,29 +105,28 @@ class Graphs:
     def knows(self, signature: Signature) -> bool:
         return signature in self._buffers
 
+    def filled(self, signature: Signature, leaves: Sequence[Any], spec: TreeSpec) -> Buffers:
+        """The buffers for such inputs, with these in them."""
+        if signature not in self._buffers:
+            with torch.inference_mode(False):  # so that they may be used within it and without
+                self._buffers[signature] = Buffers([_static(leaf) for leaf in leaves], spec)
+        self._buffers[signature].fill(leaves)
+        return self._buffers[signature]
+
     def has(self, program: Any, signature: Signature) -> bool:
         return (program, signature) in self._graphs
 
-    def capture(
-        self,
-        program: Any,
-        signature: Signature,
-        leaves: Sequence[Any],
-        spec: TreeSpec,
-        evaluate: Callable[..., Any],
-        example: Any,
-    ) -> None:
-        """Record what `evaluate` does. It must have run before on such inputs, and given `example`.
+    def capture(self, program: Any, signature: Signature, evaluate: Callable[..., Any], example: Any) -> None:
+        """Record what `evaluate` does on the buffers of a signature. It must have run on them, and given `example`.
 
         Recording computes nothing: whatever the evaluation changes is as it was.
         """
         start = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
         with _recording:  # one at a time: a process has one place to record in
-            if signature not in self._buffers:
-                with torch.inference_mode(False):  # so that they may be used within it and without
-                    self._buffers[signature] = _make_buffers(leaves, spec, example)
             buffers = self._buffers[signature]
+            if buffers.output_spec is None:
+                _add_outputs(buffers, example)
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(self._stream):
                 _record(graph, self._pool, buffers, evaluate)
@@ -130,7 +136,7 @@ class Graphs:
 
 
 def _record(graph: "torch.cuda.CUDAGraph", pool: Any, buffers: Buffers, evaluate: Callable[..., Any]) -> None:
-    inputs, named = tree_unflatten(buffers.inputs, buffers.spec)
+    inputs, named = buffers.arguments()
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         outputs, output_spec = tree_flatten(evaluate(*inputs, **named))
@@ -150,20 +156,25 @@ def _record(graph: "torch.cuda.CUDAGraph", pool: Any, buffers: Buffers, evaluate
 def _record_nothing() -> None:
     """A recording that ends well. After one that did not, the generator of random numbers still believes in it."""
     graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(capture_error_mode="thread_local")
-    graph.capture_end()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is empty
+        graph.capture_begin(capture_error_mode="thread_local")
+        graph.capture_end()
 
 
-def _make_buffers(leaves: Sequence[Any], spec: TreeSpec, example: Any) -> Buffers:
+def _add_outputs(buffers: Buffers, example: Any) -> None:
     outputs, output_spec = tree_flatten(example)
     if not all(isinstance(output, Tensor) for output in outputs):
         raise RuntimeError("the network gives something that is no tensor")
-    inputs = [_static(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    return Buffers(inputs, spec, [torch.empty_like(output) for output in outputs], output_spec)
+    with torch.inference_mode(False):
+        buffers.outputs = [torch.empty_like(output) for output in outputs]
+    buffers.output_spec = output_spec
 
 
-def _static(tensor: Tensor) -> Tensor:
+def _static(tensor: Any) -> Any:
     """A tensor of the same shape and values; one that was expanded is written out, so that it can be filled."""
+    if not isinstance(tensor, Tensor):
+        return tensor
     return (
         tensor.clone()
         if 0 in tensor.stride()
