@@ -29,6 +29,7 @@ SPECIAL = ("<|mask|>", "<|endoftext|>", "<|startoftext|>")
 MASK, EOS, BOS = range(3)  # their ids
 VOCABULARY = 2048
 HELD_OUT = 0.02  # of every book, its end
+PART = 1_000_000  # tokens that are recoded at once
 LONG, SHORT = 256, 48  # tokens in a row: of text or with a needle; of a task that fits into less
 
 _WORDS = (
@@ -173,6 +174,30 @@ def sentence_starts(tokens: NDArray[np.uint16], tokenizer: Tokenizer) -> NDArray
     title = np.array([text.strip() in ("Mr", "Mrs", "Dr", "St") for text in texts])
     before = np.concatenate([[False], title[tokens[:-2]]])  # is the token before the full stop a title?
     return np.flatnonzero((closes[tokens[:-1]] & ~before & opens[tokens[1:]]) | newline[tokens[:-1]]) + 1
+
+
+def recoded(corpus: Corpus, tokenizer_path: Path) -> Corpus:
+    """The same books in the tokens of another tokenizer, say a checkpoint's; itself if that is its own."""
+    if not tokenizer_path.exists():
+        raise UsageError(f"There is no tokenizer at {tokenizer_path}.")
+    tokenizer = Tokenizer.from_file(str(tokenizer_path))
+    if tokenizer.to_str() == corpus.tokenizer.to_str():
+        return corpus
+    if [tokenizer.token_to_id(token) for token in SPECIAL] != [MASK, EOS, BOS]:
+        raise UsageError(f"{tokenizer_path} does not number {', '.join(SPECIAL)} from 0 on, as the text here needs.")
+
+    def encode(tokens: NDArray[np.uint16]) -> NDArray[np.uint16]:
+        # Part by part, to fit into memory, and cut behind line ends, over which no word of either tokenizer goes.
+        ends = np.append(np.flatnonzero(tokens == corpus.encode("\n")[0]) + 1, len(tokens))
+        cuts = np.unique(ends[np.searchsorted(ends, range(PART, len(tokens), PART))])
+        parts = []
+        for part in np.split(tokens, cuts):
+            lines = re.findall(r"[^\n]*\n|[^\n]+", corpus.decode(part.tolist()))
+            encoded = tokenizer.encode_batch_fast(lines, add_special_tokens=False)
+            parts.append(np.fromiter(chain.from_iterable(line.ids for line in encoded), dtype=np.uint16))
+        return np.concatenate(parts)
+
+    return Corpus(encode(corpus.train), encode(corpus.held_out), tokenizer)
 
 
 # The tasks
