@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 
 import tenuto
 from tenuto.errors import UsageError
-from tenuto.policies import lifetimes, lifetimes_at, period_for_budget, refresh, tau_for_budget
+from tenuto.policies import (
+    allocated,
+    anchors,
+    by_noise,
+    lifetimes,
+    lifetimes_at,
+    period_for_budget,
+    ranked,
+    refresh,
+    rewrite,
+    tau_for_budget,
+)
 from tenuto.scores import Scores, UnitScore
 
 SCORES = st.lists(st.floats(0, 1), min_size=1, max_size=12)
@@ -71,19 +82,103 @@ def test_lifetimes_compute_first_and_then_hold_for_good():
 def test_refresh_computes_everything_at_the_first_step_and_every_rth():
     schedule = refresh(scored(0.2, 1.0), 8, every=3)
     assert schedule.active.tolist() == [[True, False, False, True, False, False, True, False]] * 2
-    assert (schedule.hold, schedule.reuse) == ("branch", "linear")
+    assert (schedule.hold, schedule.reuse, schedule.policy["closing"]) == ("branch", "quadratic", 0)
+
+
+def test_the_last_steps_are_computed_where_refreshes_are_many():
+    schedule = refresh(scored(0.2, 1.0), 50, every=4)  # 13 refreshes
+    assert set(np.flatnonzero(schedule.active[0])) == {*range(0, 50, 4), 47, 48, 49}
+    assert set(np.flatnonzero(refresh(scored(1.0), 50, every=4, closing=1).active[0])) == {*range(0, 50, 4), 49}
+    assert refresh(scored(1.0), 50, every=6).policy["closing"] == 0  # 9 refreshes
+
+
+def test_gates_are_held_too_where_the_period_is_short_against_the_trajectory():
+    assert refresh(scored(1.0), 100, every=6).hold == "update"
+    assert refresh(scored(1.0), 50, every=4).hold == "branch"
+    assert refresh(scored(1.0), 100, every=6, hold="branch").hold == "branch"
 
 
 @given(STEPS, st.floats(0.01, 1))
 def test_refresh_takes_the_period_nearest_to_the_budget(steps, budget):
     schedule = refresh(scored(0.5, 1.0), steps, budget=budget)
-    achievable = [math.ceil(steps / every) / steps for every in range(1, steps + 1)]
+    achievable = [refresh(scored(0.5), steps, every=every).budget for every in range(1, steps + 1)]
     assert abs(schedule.budget - budget) == pytest.approx(min(abs(share - budget) for share in achievable))
     assert schedule.active[:, 0].all()
 
 
 def test_period_for_budget_by_hand():
-    assert [period_for_budget(50, b) for b in (1.0, 0.5, 0.34, 0.25, 0.02)] == [1, 2, 3, 4, 50]
+    assert [period_for_budget(50, b, closing=0) for b in (1.0, 0.5, 0.34, 0.25, 0.02)] == [1, 2, 3, 4, 50]
+    assert [period_for_budget(50, b) for b in (1.0, 0.53, 0.38, 0.3, 0.26, 0.02)] == [1, 2, 3, 4, 5, 50]
+
+
+# Text
+
+
+def test_text_in_blocks_is_refreshed_at_each_block_and_computed_within_it():
+    schedule = rewrite(scored(*[1.0] * 6), 16, every=4, blocks=2)
+    assert np.flatnonzero(schedule.active[0]).tolist() == [0, 4, 8, 12]
+    assert (schedule.rows, schedule.reuse) == ("block", "hold")
+    assert rewrite(scored(*[1.0] * 6), 16, budget=0.125, blocks=2).active.sum(axis=1).tolist() == [2] * 6
+
+
+def test_text_in_one_block_holds_the_units_in_the_middle():
+    schedule = rewrite(scored(*[1.0] * 8), 16, budget=0.625)
+    held = (~schedule.active).any(axis=1)
+    assert held.tolist() == [False, False, True, True, True, True, False, False]
+    assert schedule.rows == "written" and schedule.budget == pytest.approx(0.625)
+    assert rewrite(scored(*[1.0] * 8), 16, budget=0.125).active.sum(axis=1).tolist() == [2] * 8
+    assert rewrite(scored(*[1.0] * 8), 16, budget=1.0).budget >= 0.9
+
+
+# Unequal shares
+
+
+@given(SCORES, st.integers(2, 40), st.floats(0.05, 0.9))
+def test_allocation_spends_the_budget_on_scores_and_not_on_costs(values, steps, budget):
+    schedule = allocated(scored(*values), steps, budget=budget)
+    assert schedule.active[:, 0].all()
+    least = 1 / steps
+    assert schedule.flop_budget <= max(budget, least) + 0.5 / steps * 2 + 1e-9
+
+
+def test_allocation_by_hand():
+    # Costs 1 and 4; refreshes go as the root of score over cost: 1 and 1/2 of equal scores.
+    units = (UnitScore("a", "mlp", 1.0, (), 1.0, 1.0), UnitScore("b", "mlp", 4.0, (), 1.0, 1.0))
+    schedule = allocated(Scores("toy", "toy", "sha256:toy", units), 100, budget=0.3)
+    often, seldom = schedule.active.sum(axis=1)
+    assert often == pytest.approx(2 * seldom, abs=2)
+    assert schedule.flop_budget == pytest.approx(0.3, abs=0.01)
+
+
+def test_anchors_refresh_half_of_the_work_again_in_between():
+    units = tuple(UnitScore(f"u{i}", "mlp", 1.0, (), s, s) for i, s in enumerate((0.1, 0.9, 0.2, 0.8)))
+    schedule = anchors(Scores("toy", "toy", "sha256:toy", units), 12, every=4)
+    assert [np.flatnonzero(row).tolist() for row in schedule.active] == [
+        [0, 4, 8],
+        [0, 2, 4, 6, 8, 10],
+        [0, 4, 8],
+        [0, 2, 4, 6, 8, 10],
+    ]
+    assert anchors(Scores("toy", "toy", "sha256:toy", units), 12, every=4, ranking="late").active[2:].sum() == 12
+
+
+def test_rankings():
+    units = tuple(
+        UnitScore(f"u{i}", kind, cost, (), s, s)
+        for i, (kind, cost, s) in enumerate((("mlp", 1.0, 0.2), ("attention", 1.0, 0.9), ("mlp", 9.0, 0.1)))
+    )
+    toy = Scores("toy", "toy", "sha256:toy", units)
+    assert ranked(toy, "spectral") == [1, 0, 2]
+    assert ranked(toy, "spectral within type") == [0, 1, 2]
+    assert (ranked(toy, "early"), ranked(toy, "late")) == ([0, 1, 2], [2, 1, 0])
+    assert sorted(ranked(toy, "random", seed=3)) == [0, 1, 2]
+
+
+@given(st.integers(2, 60), st.floats(0.02, 1), st.floats(0, 1))
+def test_placing_by_noise_meets_the_budget_and_begins_at_the_first_step(steps, budget, evenness):
+    levels = [math.log((s + 1) / (steps - s)) for s in range(steps)]
+    schedule = by_noise(scored(1.0), steps, levels, budget=budget, evenness=evenness)
+    assert schedule.active.sum() == min(steps, max(1, round(budget * steps))) and schedule.active[0, 0]
 
 
 def test_the_flop_budget_weighs_units_by_cost():

@@ -47,6 +47,11 @@ class Rival(Executor):
         self.met[unit] += 1
         self.computed[unit] += computed
 
+    def forget(self) -> None:
+        """Begin to count anew."""
+        self.met.clear()
+        self.computed.clear()
+
     @property
     def work(self) -> float:
         """Share of unit-steps computed so far."""

@@ -185,6 +185,14 @@ def make_solver(noise: NoiseLevels, sampling: Sampling) -> Any:
     return solver
 
 
+def log_snr(noise: NoiseLevels, sampling: Sampling) -> list[float]:
+    """Half the logarithm of the signal-to-noise ratio at each step: how far along the trajectory it is."""
+    solver = make_solver(noise, sampling)
+    kept = solver.alphas_cumprod[solver.timesteps.long()].double().clamp(1e-9, 1 - 1e-9)
+    levels: list[float] = (0.5 * (kept / (1 - kept)).log()).tolist()
+    return levels
+
+
 def load_vae(path: Path, device: torch.device) -> Any:
     """The VAE in a diffusers directory."""
     from diffusers import AutoencoderKL

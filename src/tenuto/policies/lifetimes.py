@@ -1,7 +1,7 @@
-"""From scores to schedules: the paper's lifetimes, and refreshing.
+"""The paper's schedules: each unit computed until its lifetime ends, and then held for good.
 
-lifetimes   S_ℓ = max{S_min, ⌈T min(1, Λ̂_ℓ / τ)⌉}: computed until S_ℓ, then held for good
-refresh     every unit computed again every R-th step, and extrapolated in between
+S_ℓ = max{S_min, ⌈T min(1, Λ̂_ℓ / τ)⌉}. When to use it: to repeat the paper. On networks that were really trained it
+destroys the picture at a third of the work (docs/schedules.md), whatever the ranking of the units.
 """
 
 import math
@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tenuto.errors import UsageError
+from tenuto.policies.common import check, make
 from tenuto.schedules import Hold, Reuse, Schedule
 from tenuto.scores import Scores
 
 TAU = 1.0  # the paper's untuned operating point
 MIN_LIFETIME = 0.1  # S_min as a share of T
-BUDGET = 0.25  # of the default, refreshing policy
 
 
 def lifetimes(
@@ -32,7 +32,7 @@ def lifetimes(
     hold: Hold = "update",
 ) -> Schedule:
     """The paper's schedule, from τ or from the budget that τ should give (the nearest there is)."""
-    _check(steps, budget)
+    check(steps, budget)
     if tau is not None and budget is not None:
         raise UsageError("Give tau or a budget, not both: one follows from the other.")
     if not 0 <= min_lifetime <= 1:
@@ -45,41 +45,15 @@ def lifetimes(
         raise UsageError(f"tau must be positive and finite, not {tau}.")
     last = np.array(lifetimes_at(values, steps, tau, min_lifetime))
     active = lifetime_pattern(last, steps)
-    return _schedule(
+    return make(
         scores, active, reuse, hold, {"name": "lifetimes", "tau": tau, "budget": budget, "min_lifetime": min_lifetime}
     )
-
-
-def refresh(
-    scores: Scores,
-    steps: int,
-    *,
-    every: int | None = None,
-    budget: float | None = None,
-    reuse: Reuse = "linear",
-    hold: Hold = "branch",
-) -> Schedule:
-    """Every unit computed at steps 1, 1+R, 1+2R, …; R as given, or the one whose budget is nearest to `budget`."""
-    _check(steps, budget)
-    if every is not None and budget is not None:
-        raise UsageError("Give the refresh period or a budget, not both: one follows from the other.")
-    if every is None:
-        every = period_for_budget(steps, BUDGET if budget is None else budget)
-    if every < 1:
-        raise UsageError(f"The refresh period must be at least 1 step, not {every}.")
-    active = refresh_pattern(len(scores.units), steps, every)
-    return _schedule(scores, active, reuse, hold, {"name": "refresh", "every": every, "budget": budget})
 
 
 def lifetime_pattern(last: NDArray[np.int_], steps: int) -> NDArray[np.bool_]:
     """[unit, step]: each unit computed until its last step, counted from 1."""
     pattern: NDArray[np.bool_] = np.arange(1, steps + 1)[None, :] <= last[:, None]
     return pattern
-
-
-def refresh_pattern(units: int, steps: int, every: int) -> NDArray[np.bool_]:
-    """[unit, step]: all units computed together at every R-th step."""
-    return np.tile(np.arange(steps) % every == 0, (units, 1))
 
 
 def lifetimes_at(scores: Sequence[float], steps: int, tau: float, min_lifetime: float = MIN_LIFETIME) -> list[int]:
@@ -109,11 +83,6 @@ def tau_for_budget(scores: Sequence[float], steps: int, budget: float, min_lifet
     return min(nearest, key=lambda tau: (abs(unit_steps(tau) - wanted), tau))
 
 
-def period_for_budget(steps: int, budget: float) -> int:
-    """The refresh period R whose share of steps ⌈T/R⌉/T is nearest to `budget`; of two as near, the shorter."""
-    return min(range(1, steps + 1), key=lambda every: (abs(math.ceil(steps / every) / steps - budget), every))
-
-
 def with_fewer_lifetimes(schedule: Schedule, most: int) -> Schedule:
     """The schedule with at most so many different lifetimes: the nearest are made one, until they are few enough.
 
@@ -137,28 +106,6 @@ def with_fewer_lifetimes(schedule: Schedule, most: int) -> Schedule:
     return replace(schedule, active=lifetime_pattern(last, schedule.steps), policy=policy)
 
 
-def _check(steps: int, budget: float | None) -> None:
-    if steps < 1:
-        raise UsageError(f"A schedule needs at least one step, not {steps}.")
-    if budget is not None and not 0 < budget <= 1:
-        raise UsageError(f"A budget is a share of the work, above 0 and at most 1, not {budget}.")
-
-
 def _exact(product: float) -> float:
     """The product less the rounding that lifts a whole number over its ceiling (100 · 0.07 = 7.000000000000001)."""
     return round(product, 9)
-
-
-def _schedule(
-    scores: Scores, active: NDArray[np.bool_], reuse: Reuse, hold: Hold, policy: dict[str, object]
-) -> Schedule:
-    return Schedule(
-        units=tuple(unit.name for unit in scores.units),
-        active=active,
-        flops=tuple(unit.flops for unit in scores.units),
-        reuse=reuse,
-        hold=hold,
-        model=scores.model,
-        fingerprint=scores.fingerprint,
-        policy=policy,
-    )

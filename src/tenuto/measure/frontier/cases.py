@@ -1,0 +1,73 @@
+"""From a model and a few numbers to something that can be measured: what to draw or write, and who judges it."""
+
+from collections.abc import Callable, Sequence
+from itertools import cycle, islice
+
+from tenuto.errors import UsageError
+from tenuto.measure.frontier.pictures import Pictures, measure_pictures
+from tenuto.measure.frontier.points import BUDGETS
+from tenuto.measure.frontier.rows import Frontier
+from tenuto.measure.frontier.texts import BUDGETS as TEXT_BUDGETS
+from tenuto.measure.frontier.texts import Texts, measure_texts
+from tenuto.measure.judges import picture_judge, problems, text_judge
+from tenuto.models import Model, find
+
+CAPTIONS = ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")  # as the judge's classes
+LENGTH = 128  # tokens of a continuation; two are written at a step where nobody says otherwise
+Case = Pictures | Texts
+
+
+def case_of(
+    model: Model,
+    steps: int,
+    *,
+    samples: int,
+    seeds: int = 3,
+    batch: int = 64,
+    budgets: Sequence[float] | None = None,
+    converged: int = 0,
+    rivals: bool = True,
+    block_length: int = 32,
+) -> Case:
+    """A model at one number of steps.
+
+    samples    of each seed: pictures, or problems of each kind
+    converged  pictures of each seed to draw in 250, 500 and 1,000 steps, too
+    """
+    if samples < 1 or seeds < 1:
+        raise UsageError("At least one sample of one seed must be made.")
+    if model.architecture.asks_for == "prompt":
+        if converged:
+            raise UsageError("A text has no converged output: with more steps than tokens there is nothing to write.")
+        return Texts(
+            model,
+            steps,
+            problems(find(model.name)),
+            text_judge(model.device),
+            LENGTH,
+            block_length,
+            count=samples,
+            seeds=range(seeds),
+            budgets=budgets or TEXT_BUDGETS,
+            rivals=rivals,
+        )
+    judge = picture_judge(model, model.device)
+    by_class = model.architecture.asks_for == "class"
+    kinds = model.config.classes if by_class else len(CAPTIONS)
+    labels = list(islice(cycle(range(kinds)), samples))
+    return Pictures(
+        model,
+        steps,
+        labels if by_class else [f"a photo of a {CAPTIONS[i]}" for i in labels],
+        range(seeds),
+        min(batch, samples),
+        judge,
+        labels if judge is not None else None,
+        min(converged, samples),
+        budgets or BUDGETS,
+        rivals,
+    )
+
+
+def measure(case: Case, say: Callable[[str], object] = lambda text: None) -> Frontier:
+    return measure_pictures(case, say) if isinstance(case, Pictures) else measure_texts(case, say)

@@ -1,0 +1,201 @@
+"""The frontier of a model that draws: every point over all seeds, each sample from the same noise."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tenuto.api import score
+from tenuto.errors import UsageError
+from tenuto.executor import Executor
+from tenuto.measure.frontier.points import BUDGETS, Point, Points, everything
+from tenuto.measure.frontier.rows import HIGHEST, Frontier, Row, cache_bytes, compared, timed
+from tenuto.measure.judges import PictureJudge
+from tenuto.measure.quality import frechet_interval, mean_interval, paired_frechet_delta, psnr
+from tenuto.measure.rivals import Drifts, Rival, drifts
+from tenuto.models import Model
+from tenuto.samplers.diffusion import Sampling, Solver, generate
+from tenuto.scores import Scores
+
+CONVERGED = (250, 500, 1000)  # steps whose outputs must agree, or there is no converged output to compare with
+AGREE = 35.0  # dB between the last two of them, from which on they do
+CALIBRATION = 8  # samples
+APART = 100_000  # between the seeds of two rounds
+PAIRS = (
+    ("tenuto", "plain refresh, linear"),
+    ("tenuto", "tenuto, update held"),
+    ("tenuto", "skipped evaluations"),
+    ("tenuto", "TaylorSeer"),
+    ("tenuto", "SmoothCache (calibrated)"),
+    ("tenuto", "DeepCache"),
+    ("tenuto", "fewer steps, ddim"),
+    ("tenuto", "fewer steps, dpm++"),
+    ("anchors, spectral", "anchors, random"),
+    ("anchors, spectral within type", "anchors, random"),
+    ("anchors, early", "anchors, random"),
+    ("anchors, spectral", "plain refresh, linear"),
+    ("allocated by score and cost", "plain refresh, linear"),
+    ("placed by noise", "plain refresh, linear"),
+)
+
+
+@dataclass
+class Pictures:
+    """What is drawn, and by what it is judged."""
+
+    model: Model
+    steps: int
+    wanted: Sequence[Any]  # classes or captions, the same for every seed
+    seeds: Sequence[int] = (0, 1, 2)
+    batch: int = 64
+    judge: PictureJudge | None = None
+    labels: Sequence[int] | None = None  # what the judge should see
+    converged: int = 0  # samples of each seed to draw in very many steps
+    budgets: Sequence[float] = BUDGETS
+    rivals: bool = True
+
+    def draw(self, executor: Executor, steps: int, solver: Solver, seed: int, count: int | None = None) -> Tensor:
+        wanted = list(self.wanted)[:count]
+        by_class = self.model.architecture.asks_for == "class"
+        return generate(
+            self.model,
+            wanted if by_class else None,
+            captions=None if by_class else wanted,
+            seed=seed * APART,
+            executor=executor,
+            sampling=Sampling(steps=steps, solver=solver),
+            batch=self.batch,
+        ).clamp(-1, 1)
+
+
+def measure_pictures(case: Pictures, say: Callable[[str], object] = lambda text: None) -> Frontier:
+    """Every point of a case, over all its seeds."""
+    if not case.wanted:
+        raise UsageError("Nothing was asked for, so there is nothing to measure.")
+    known = _calibration(case) if case.rivals else None
+    scores = score(case.model)
+    points = Points(case.model, scores, case.steps, case.budgets, known, case.rivals)
+    measured = _Measured(case, scores)
+    if case.converged:
+        measured.find_converged(say)
+    for point in points:
+        executor = point.executor()
+        if case.model.device.type == "cuda":  # warm-up: graphs are recorded, for whole batches
+            case.draw(executor, point.steps, point.solver, case.seeds[0], case.batch)
+        if isinstance(executor, Rival):
+            executor.forget()
+        rows = [measured.row(point, executor, seed) for seed in case.seeds]
+        executor.release()
+        say(_told(case, point, rows))
+    return measured.finished()
+
+
+class _Measured:
+    """What is known so far of one case."""
+
+    def __init__(self, case: Pictures, scores: Scores) -> None:
+        self.case = case
+        self.scores = scores
+        self.frontier = Frontier()
+        self.truth: dict[int, Tensor] = {}  # converged pictures of each seed, if there are any
+        self.full: dict[int, Tensor] = {}
+        self.seconds: dict[int, float] = {}
+        self.features: dict[int, Tensor] = {}
+        self.likeness: dict[tuple[str, float], list[float]] = {}
+
+    def find_converged(self, say: Callable[[str], object]) -> None:
+        """The outputs of very many steps, kept if they agree with each other."""
+        case, apart = self.case, self.frontier.converged
+        runs: dict[int, dict[int, Tensor]] = {}
+        for steps in CONVERGED:
+            executor = Executor(case.model.network, everything(self.scores, steps))
+            runs[steps] = {seed: case.draw(executor, steps, "ddim", seed, case.converged) for seed in case.seeds}
+        for fewer, more in pairwise(CONVERGED):
+            each = torch.cat([psnr(runs[fewer][seed], runs[more][seed]) for seed in case.seeds])
+            apart[f"{fewer} and {more} steps"] = round(float(each.mean()), 2)
+        say(f"{case.model.name}: outputs of {', '.join(f'{pair} agree to {dB} dB' for pair, dB in apart.items())}")
+        if list(apart.values())[-1] >= AGREE:
+            self.truth = runs[CONVERGED[-1]]
+
+    def row(self, point: Point, executor: Executor, seed: int) -> Row:
+        case = self.case
+        images, seconds = timed(lambda: case.draw(executor, point.steps, point.solver, seed), case.model.device)
+        if point.kind == "full":
+            self.full[seed], self.seconds[seed] = images, seconds
+        row = Row(
+            case.model.name,
+            point.policy,
+            point.kind,
+            case.steps,
+            point.steps,
+            point.solver,
+            point.budget,
+            *_work(case, point, executor),
+            seed,
+            len(images),
+            seconds,
+            self.seconds[seed],
+            cache_bytes=cache_bytes(executor, min(case.batch, len(images))),
+        )
+        alike = psnr(images, self.full[seed])
+        self.likeness.setdefault((point.policy, point.budget), []).extend(alike.tolist())
+        row.psnr, row.psnr_low, row.psnr_high = (min(value, HIGHEST) for value in mean_interval(alike, 500))
+        if seed in self.truth:
+            truth = self.truth[seed]
+            row.converged_psnr = float(psnr(images[: len(truth)], truth).mean())
+        if case.judge is not None:
+            self._judge(case.judge, row, images)
+        self.frontier.rows.append(row)
+        return row
+
+    def _judge(self, judge: PictureJudge, row: Row, images: Tensor) -> None:
+        seen = judge.features(images)
+        if row.kind == "full":
+            self.features[row.seed] = seen
+        row.lpips = float(judge.perceptual(images, self.full[row.seed]).mean())
+        if self.case.labels is not None:
+            row.agreement = float(judge.agrees(images, torch.tensor(self.case.labels)).float().mean())
+        if judge.statistics is not None and len(images) > seen.shape[1]:
+            real = judge.statistics
+            row.fid, row.fid_low, row.fid_high = frechet_interval(seen, real)
+            delta = paired_frechet_delta(seen, self.features[row.seed], real)
+            row.fid_delta, row.fid_delta_low, row.fid_delta_high = delta
+
+    def finished(self) -> Frontier:
+        """With the comparisons that all seeds together allow."""
+        case = self.case
+        for (a, b), budget in product(PAIRS, case.budgets):
+            if (a, budget) in self.likeness and (b, budget) in self.likeness:
+                one, other = ((f"{name} at {budget:g}", self.likeness[name, budget]) for name in (a, b))
+                self.frontier.comparisons.append(compared(case.model.name, case.steps, "psnr", one, other))
+        return self.frontier
+
+
+def _calibration(case: Pictures) -> Drifts:
+    """What SmoothCache looks at before it decides; the time that takes is not counted."""
+    few = Pictures(case.model, case.steps, list(case.wanted)[:CALIBRATION], batch=CALIBRATION)
+    return drifts(case.model, case.steps, lambda executor: few.draw(executor, case.steps, "ddim", seed=99))
+
+
+def _work(case: Pictures, point: Point, executor: Executor) -> tuple[float, float]:
+    """Unit-steps and FLOPs, of the full run's."""
+    if isinstance(executor, Rival):
+        return executor.work, executor.flop_work(case.model.units)
+    assert point.schedule is not None
+    share = point.steps / case.steps
+    return share * point.schedule.budget, share * point.schedule.flop_budget
+
+
+def _told(case: Pictures, point: Point, rows: Sequence[Row]) -> str:
+    def mean(name: str) -> float:
+        return float(sum(getattr(row, name) or 0.0 for row in rows) / len(rows))
+
+    fid = f"  ΔFID {mean('fid_delta'):+.2f}" if rows[0].fid_delta is not None else ""
+    faster = mean("full_seconds") / mean("seconds")
+    return (
+        f"{case.model.name} T={case.steps}  {point.policy:28} work {mean('flop_work'):.3f}  {faster:5.2f}x"
+        f"  {mean('psnr'):6.2f} dB{fid}"
+    )

@@ -1,0 +1,112 @@
+"""What a frontier consists of: rows, and comparisons of two ways of spending the same work."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from tenuto.executor import Executor
+from tenuto.measure.quality import Values, mean_interval, paired_test
+
+Kind = Literal["full", "ours", "option", "paper", "rival"]
+HIGHEST = 200.0  # dB, of pictures that are equal
+
+
+@dataclass
+class Row:
+    model: str
+    policy: str
+    kind: str
+    base_steps: int  # of the full run that it is compared with
+    steps: int
+    setting: str  # the solver, or the blocks that text is written in
+    budget: float
+    work: float  # unit-steps computed, of the full run's
+    flop_work: float
+    seed: int
+    samples: int
+    seconds: float
+    full_seconds: float
+    cache_bytes: int | None = None  # of one sample
+    psnr: float | None = None
+    psnr_low: float | None = None
+    psnr_high: float | None = None
+    lpips: float | None = None
+    converged_psnr: float | None = None
+    fid: float | None = None
+    fid_low: float | None = None
+    fid_high: float | None = None
+    fid_delta: float | None = None
+    fid_delta_low: float | None = None
+    fid_delta_high: float | None = None
+    agreement: float | None = None
+    nll: float | None = None
+    nll_delta: float | None = None
+    nll_delta_low: float | None = None
+    nll_delta_high: float | None = None
+    same_tokens: float | None = None
+    needle: float | None = None
+    arithmetic: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            key: round(value, 5) if isinstance(value, float) else value
+            for key, value in asdict(self).items()
+            if value is not None
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two points at equal work, sample by sample."""
+
+    model: str
+    base_steps: int
+    a: str
+    b: str
+    measure: str
+    difference: float  # a − b
+    low: float
+    high: float
+    p: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: round(value, 6) if isinstance(value, float) else value for key, value in asdict(self).items()}
+
+
+@dataclass
+class Frontier:
+    """What was measured of one model at one number of steps."""
+
+    rows: list[Row] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+    converged: dict[str, float] = field(default_factory=dict)  # how far apart outputs of so many steps are, in dB
+
+
+def compared(model: str, base_steps: int, measure: str, a: tuple[str, Values], b: tuple[str, Values]) -> Comparison:
+    """Two points' values of the same samples."""
+    one, other = np.minimum(np.asarray(a[1]), HIGHEST), np.minimum(np.asarray(b[1]), HIGHEST)
+    difference, low, high = mean_interval(one - other)
+    return Comparison(model, base_steps, a[0], b[0], measure, difference, low, high, paired_test(one, other))
+
+
+def timed(run: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
+    """What it gives, and the seconds it took, the device's included."""
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    wait()
+    start = time.perf_counter()
+    result = run()
+    wait()
+    return result, time.perf_counter() - start
+
+
+def cache_bytes(executor: Executor, samples: int) -> int | None:
+    """What is kept of one sample, both halves of guidance where there is any; unknown of what follows no schedule."""
+    return None if executor.schedule is None else executor.report().cache_bytes // samples

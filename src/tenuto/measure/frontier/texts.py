@@ -1,0 +1,233 @@
+"""The frontier of a model that writes: continuations judged by another model, and problems with one right answer."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tenuto.api import score
+from tenuto.executor import Executor
+from tenuto.measure.frontier.points import LIFETIMES, everything
+from tenuto.measure.frontier.rows import Frontier, Kind, Row, cache_bytes, compared, timed
+from tenuto.measure.judges import Problem, TextJudge
+from tenuto.measure.quality import mean_interval
+from tenuto.models import Model
+from tenuto.policies import Ranking, lifetimes, ranked, rewrite
+from tenuto.policies.common import make
+from tenuto.samplers.masked import MaskedSampling, generate_tokens
+from tenuto.schedules import Schedule
+from tenuto.scores import Scores
+
+BUDGETS = (0.8, 0.63, 0.5, 0.4, 0.3, 0.125)
+HALVES: tuple[Ranking, ...] = ("spectral", "random", "early", "late")
+HALVES_EVERY = 4  # steps between refreshes of the held half
+
+
+@dataclass
+class Texts:
+    """What is written, and by what it is judged. Each seed takes other problems."""
+
+    model: Model
+    steps: int  # evaluations for a continuation
+    problems: dict[str, list[Problem]]
+    judge: TextJudge | None
+    length: int = 128  # tokens of a continuation
+    block_length: int = 32
+    answer_length: int = 16  # and as many evaluations
+    count: int = 100  # problems of each kind for each seed
+    seeds: Sequence[int] = (0, 1, 2)
+    budgets: Sequence[float] = BUDGETS
+    rivals: bool = True
+
+    @property
+    def blocks(self) -> int:
+        return self.length // self.block_length
+
+    @property
+    def setting(self) -> str:
+        return f"{self.blocks} blocks of {self.block_length}" if self.blocks > 1 else "one block"
+
+    def some(self, kind: str, seed: int) -> list[Problem]:
+        """The seed's share of the problems; they come round again."""
+        every = self.problems[kind]
+        return [every[(seed * self.count + i) % len(every)] for i in range(self.count)]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One way of spending work, on continuations in blocks and on short answers in one."""
+
+    policy: str
+    kind: Kind
+    budget: float
+    writing: Schedule
+    answering: Schedule
+
+
+def points(case: Texts, scores: Scores) -> Iterator[Point]:
+    """The full run first."""
+    blocks, answer = case.blocks, case.answer_length
+    yield Point("full", "full", 1.0, everything(scores, case.steps), everything(scores, answer))
+    for budget in case.budgets:
+        ways: dict[str, tuple[Kind, dict[str, Any]]] = {
+            "tenuto": ("ours", {}),
+            "all units held, written positions computed": ("option", {"held": 1.0, "rows": "written"}),
+            "middle units held, written positions computed": ("option", {"rows": "written"}),
+            "all units held (the same as fewer steps)": ("option", {"held": 1.0, "rows": "none"}),
+        }
+        for name, (kind, options) in ways.items():
+            writing = rewrite(scores, case.steps, budget=budget, blocks=blocks, **options)
+            yield Point(name, kind, budget, writing, rewrite(scores, answer, budget=budget, **options))
+        if case.rivals:
+            fewer, shorter = max(blocks, blocks * round(budget * case.steps / blocks)), max(1, round(budget * answer))
+            yield Point("fewer steps", "rival", budget, everything(scores, fewer), everything(scores, shorter))
+    for ranking in HALVES:
+        name, held = f"half held, {ranking} computed", _last_half(ranked(scores, ranking))
+        writing, answering = (_half_held(scores, held, *shape) for shape in ((case.steps, blocks), (answer, 1)))
+        yield Point(name, "option", writing.budget, writing, answering)
+    for budget in LIFETIMES:
+        writing, answering = (lifetimes(scores, steps, budget=budget) for steps in (case.steps, answer))
+        yield Point("lifetimes (the paper)", "paper", budget, writing, answering)
+
+
+def _last_half(order: list[int]) -> NDArray[np.bool_]:
+    """[unit]: those that deserve least."""
+    held = np.zeros(len(order), dtype=bool)
+    held[order[len(order) // 2 :]] = True
+    return held
+
+
+def _half_held(scores: Scores, held: NDArray[np.bool_], steps: int, blocks: int) -> Schedule:
+    fresh = np.arange(steps) % (steps // blocks) % HALVES_EVERY == 0
+    return make(scores, np.where(held[:, None], fresh, True), "hold", "update", {"name": "half held"}, "written")
+
+
+def measure_texts(case: Texts, say: Callable[[str], object] = lambda text: None) -> Frontier:
+    """Every point of a case, over all its seeds."""
+    measured = _Measured(case)
+    for point in points(case, score(case.model)):
+        writing, answering = (Executor(case.model.network, s) for s in (point.writing, point.answering))
+        rows = [measured.row(point, writing, answering, seed) for seed in case.seeds]
+        writing.release()
+        answering.release()
+        say(_told(case, point, rows))
+    return measured.finished()
+
+
+class _Measured:
+    """What is known so far of one case."""
+
+    def __init__(self, case: Texts) -> None:
+        self.case = case
+        self.frontier = Frontier()
+        self.full: dict[int, Tensor] = {}
+        self.seconds: dict[int, float] = {}
+        self.losses: dict[tuple[str, float], dict[int, NDArray[np.float64]]] = {}
+
+    def row(self, point: Point, writing: Executor, answering: Executor, seed: int) -> Row:
+        case = self.case
+        prompts = [problem["prompt"] for problem in case.some("text", seed)]
+        options: dict[str, Any] = {"length": case.length, "block_length": case.block_length, "stop_at_eos": False}
+        sampling = MaskedSampling(steps=point.writing.steps, **options)
+
+        def write() -> Tensor:
+            return generate_tokens(writing, prompts, sampling=sampling, batch=len(prompts))
+
+        if seed == case.seeds[0] and case.model.device.type == "cuda":
+            write()  # warm-up; graphs are recorded
+        tokens, seconds = timed(write, case.model.device)
+        if point.kind == "full":
+            self.full[seed], self.seconds[seed] = tokens, seconds
+        share = point.writing.steps / case.steps
+        row = Row(
+            case.model.name,
+            point.policy,
+            point.kind,
+            case.steps,
+            point.writing.steps,
+            case.setting,
+            point.budget,
+            share * point.writing.budget,
+            share * flop_share(case, point.writing, len(prompts[0])),
+            seed,
+            len(prompts),
+            seconds,
+            self.seconds[seed],
+            cache_bytes=cache_bytes(writing, len(prompts)),
+            same_tokens=float((tokens == self.full[seed]).double().mean()),
+            needle=_right(case, answering, "needle", seed),
+            arithmetic=_right(case, answering, "arithmetic", seed),
+        )
+        if case.judge is not None:
+            written = torch.cat([torch.tensor(prompts), tokens], dim=1)
+            self._judge(row, case.judge.nll(written, len(prompts[0])).double().cpu().numpy())
+        self.frontier.rows.append(row)
+        return row
+
+    def _judge(self, row: Row, losses: NDArray[np.float64]) -> None:
+        self.losses.setdefault((row.policy, row.budget), {})[row.seed] = losses
+        row.nll = float(losses.mean())
+        row.nll_delta, row.nll_delta_low, row.nll_delta_high = mean_interval(
+            losses - self.losses["full", 1.0][row.seed]
+        )
+
+    def finished(self) -> Frontier:
+        case = self.case
+        for budget in case.budgets:
+            names = ("tenuto", "fewer steps")
+            if all((name, budget) in self.losses for name in names):
+                one, other = (
+                    (f"{name} at {budget:g}", np.concatenate(list(self.losses[name, budget].values())))
+                    for name in names
+                )
+                self.frontier.comparisons.append(compared(case.model.name, case.steps, "nll", one, other))
+        return self.frontier
+
+
+def flop_share(case: Texts, schedule: Schedule, prompt: int) -> float:
+    """FLOPs of the units, of as many full steps; positions that are computed of held units count."""
+    config, names = case.model.config, [unit.name for unit in case.model.units]
+    tokens, width, keys_width = prompt + case.length, config.d_model, config.n_kv_heads * config.head_dim
+    attends = np.array([name.endswith("attn") for name in names])
+    attention = 4 * tokens * width * (width + keys_width) + 4 * tokens**2 * width
+    full = np.where(attends, attention, 6 * tokens * width * config.mlp_hidden_size)
+    keys = np.where(attends, 4 * tokens * width * keys_width, 0)  # computed of all positions, whoever asks for them
+    partly = keys + (full - keys) * _rows(case, schedule) / tokens
+    spent = np.where(schedule.active, full[:, None], partly[:, None] if schedule.rows != "none" else 0)
+    return float(spent.sum() / (full.sum() * schedule.steps))
+
+
+def _rows(case: Texts, schedule: Schedule) -> float:
+    """How many positions of held units are computed at a step."""
+    if schedule.rows in ("block", "generated"):
+        return case.block_length if schedule.rows == "block" else case.length
+    oldest = age = 0
+    for full in schedule.full_steps:
+        age = 0 if full else age + 1
+        oldest = max(oldest, age)
+    return oldest * case.length / schedule.steps
+
+
+def _right(case: Texts, executor: Executor, kind: str, seed: int) -> float:
+    """The share of problems whose answer is exactly the expected one."""
+    posed, end = case.some(kind, seed), case.model.config.eos_token_id
+    assert executor.schedule is not None
+    sampling = MaskedSampling(steps=executor.schedule.steps, length=case.answer_length, block_length=case.answer_length)
+    written = generate_tokens(executor, [one["prompt"] for one in posed], sampling=sampling, batch=len(posed))
+    answers = [[*one["answer"], end] for one in posed]
+    return float(np.mean([row[: len(answer)] == answer for row, answer in zip(written.tolist(), answers, strict=True)]))
+
+
+def _told(case: Texts, point: Point, rows: Sequence[Row]) -> str:
+    def mean(name: str) -> float:
+        return float(sum(getattr(row, name) or 0.0 for row in rows) / len(rows))
+
+    return (
+        f"{case.model.name}, {case.setting}  {point.policy:46} work {mean('work'):.3f} ({mean('flop_work'):.3f})  "
+        f"{mean('full_seconds') / mean('seconds'):5.2f}x  Δnll {mean('nll_delta'):+.3f}  "
+        f"needle {mean('needle'):.3f}  arithmetic {mean('arithmetic'):.3f}"
+    )

@@ -1,0 +1,172 @@
+"""Refreshing: all units computed together again and again, and extrapolated in between.
+
+refresh   every R-th step, and at the last few, where the noise falls fastest. The default: it keeps the picture
+by_noise  at steps that the sampler's own noise levels choose
+
+When to use which: `refresh`. `by_noise` is here because it is the obvious thing to try; uneven gaps cost the
+extrapolation more than their places win (docs/schedules.md).
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tenuto.errors import UsageError
+from tenuto.policies.common import check, make
+from tenuto.schedules import Hold, Reuse, Rows, Schedule
+from tenuto.scores import Scores
+
+BUDGET = 0.25
+CLOSING = 3  # steps at the end that compute everything
+MANY = 10  # refreshes, from which on those are a small part of the work
+WRITTEN = 4  # the period where held units are computed at written positions only
+SMOOTH = 0.06  # a period of at most this share of the trajectory is so short that gates may be held with their branches
+
+
+def refresh(
+    scores: Scores,
+    steps: int,
+    *,
+    every: int | None = None,
+    budget: float | None = None,
+    closing: int | None = None,
+    reuse: Reuse | None = None,
+    hold: Hold | None = None,
+) -> Schedule:
+    """Every unit computed at steps 1, 1+R, 1+2R, … and at the last `closing` ones.
+
+    every, budget  R, or the budget whose R is nearest
+    closing        by default three, or none where refreshes are few and those would be a large part of the work
+    reuse          by default quadratic, through the last three refreshes
+    hold           by default the update where R is short against the trajectory, which takes least memory and time; the
+                   branch, with the gate live, where it is long
+    """
+    check(steps, budget)
+    if every is not None and budget is not None:
+        raise UsageError("Give the refresh period or a budget, not both: one follows from the other.")
+    if closing is not None and not 0 <= closing <= steps:
+        raise UsageError(f"Between 0 and all {steps} of the last steps can be computed, not {closing}.")
+    if every is None:
+        every = period_for_budget(steps, BUDGET if budget is None else budget, closing)
+    if every < 1:
+        raise UsageError(f"The refresh period must be at least 1 step, not {every}.")
+    last = closing_for(steps, every) if closing is None else closing
+    active = refresh_pattern(len(scores.units), steps, every, last)
+    policy = {"name": "refresh", "every": every, "closing": last, "budget": budget}
+    return make(scores, active, reuse or "quadratic", hold or hold_for(steps, every), policy)
+
+
+def refresh_pattern(units: int, steps: int, every: int, closing: int = 0) -> NDArray[np.bool_]:
+    """[unit, step]: all units computed together at every R-th step, and at the last ones."""
+    step = np.arange(steps)
+    return np.tile((step % every == 0) | (step >= steps - closing), (units, 1))
+
+
+def closing_for(steps: int, every: int) -> int:
+    """How many of the last steps are computed where nobody says."""
+    return CLOSING if math.ceil(steps / every) >= MANY else 0
+
+
+def hold_for(steps: int, every: int) -> Hold:
+    return "update" if every <= SMOOTH * steps else "branch"
+
+
+def period_for_budget(steps: int, budget: float, closing: int | None = None) -> int:
+    """The refresh period R whose share of the steps is nearest to `budget`; of two as near, the shorter."""
+
+    def share(every: int) -> float:
+        last = closing_for(steps, every) if closing is None else closing
+        return float(refresh_pattern(1, steps, every, last).mean())
+
+    return min(range(1, steps + 1), key=lambda every: (abs(share(every) - budget), every))
+
+
+def by_noise(
+    scores: Scores,
+    steps: int,
+    levels: Sequence[float],
+    *,
+    budget: float = BUDGET,
+    evenness: float = 0.5,
+    reuse: Reuse = "linear",
+    hold: Hold = "branch",
+) -> Schedule:
+    """Refreshes spread evenly over a mixture of the steps and what changes from step to step.
+
+    levels    a number for each step that grows with the trajectory: the logarithm of the signal-to-noise ratio
+    evenness  1 spreads them over the steps alone, 0 over the levels alone
+    """
+    check(steps, budget)
+    if len(levels) != steps:
+        raise UsageError(f"There must be a noise level for each of the {steps} steps, not {len(levels)}.")
+    if not 0 <= evenness <= 1:
+        raise UsageError(f"The evenness lies between 0 and 1, not at {evenness}.")
+    way = np.asarray(levels, dtype=np.float64)
+    way = (way - way[0]) / ((way[-1] - way[0]) or 1.0) * (steps - 1)
+    way = evenness * np.arange(steps) + (1 - evenness) * way
+    count = min(steps, max(1, round(budget * steps)))
+    targets = np.arange(count) * way[-1] / max(1, count - 1)
+    chosen = {0, *(int(np.abs(way - target).argmin()) for target in targets)}
+    while len(chosen) < count:  # two targets met at one step: halve the widest gap
+        ends = [*sorted(chosen), steps]
+        start = max(range(len(ends) - 1), key=lambda i: ends[i + 1] - ends[i])
+        chosen.add((ends[start] + ends[start + 1]) // 2)
+    active = np.tile(np.isin(np.arange(steps), list(chosen)), (len(scores.units), 1))
+    return make(scores, active, reuse, hold, {"name": "noise", "budget": budget, "evenness": evenness})
+
+
+def rewrite(
+    scores: Scores,
+    steps: int,
+    *,
+    every: int | None = None,
+    budget: float | None = None,
+    blocks: int = 1,
+    rows: Rows | None = None,
+    held: float | None = None,
+) -> Schedule:
+    """For text: units held with refresh, but computed at the positions that matter meanwhile.
+
+    every, budget  the refresh period within a block, or the budget whose period is nearest
+    blocks         of the generation: each begins with a full step
+    rows           the positions that held units are computed at: by default those of the block that is being written,
+                   where there are several, and those written since the last full step where all is one block
+    held           share of the units that are ever held, the rest being computed at every step: those in the middle of
+                   the network, for the first read what was written and the last decide what to write. By default all
+                   where the whole block is computed; else as many as the budget says, refreshed every fourth step
+    """
+    check(steps, budget)
+    if every is not None and budget is not None:
+        raise UsageError("Give the refresh period or a budget, not both: one follows from the other.")
+    if blocks < 1 or steps % blocks:
+        raise UsageError(f"{steps} steps cannot be shared equally among {blocks} blocks.")
+    rows = rows or ("block" if blocks > 1 else "written")
+    wanted = BUDGET if budget is None else budget
+    if held is None:
+        held = 1.0
+        if rows == "written" and every is None and wanted > 1 / WRITTEN:
+            every, held = WRITTEN, min(1.0, (1 - wanted) / (1 - 1 / WRITTEN)) or 1 / len(scores.units)
+    if not 0 < held <= 1:
+        raise UsageError(f"The share of units to hold lies above 0 and is at most 1, not {held}.")
+    chosen, length = middle(len(scores.units), held), steps // blocks
+
+    def pattern(period: int) -> NDArray[np.bool_]:
+        fresh = np.arange(steps) % length % period == 0
+        return np.where(chosen[:, None], fresh[None], True)
+
+    if every is None:
+        every = min(range(1, length + 1), key=lambda period: (abs(float(pattern(period).mean()) - wanted), period))
+    if every < 1:
+        raise UsageError(f"The refresh period must be at least 1 step, not {every}.")
+    policy = {"name": "rewrite", "every": every, "blocks": blocks, "held": held, "budget": budget}
+    return make(scores, pattern(every), "hold", "update", policy, rows)
+
+
+def middle(units: int, share: float) -> NDArray[np.bool_]:
+    """[unit]: a share of them, those furthest from both ends of the network."""
+    count = max(1, round(share * units))
+    first = (units - count) // 2
+    place = np.arange(units)
+    return (place >= first) & (place < first + count)
