@@ -3,7 +3,7 @@
     python benchmarks/frontier.py                      # all of it; a GPU makes it minutes instead of hours
     python benchmarks/frontier.py --only tiny-dit:50 --samples 16
 
-Results are written after each case, so that an interrupted run keeps what it has; cases that are in the file already
+Results are written after each point, so that an interrupted run keeps what it has; cases that the file holds complete
 are left out unless --again is given. Tables and pictures are drawn of whatever the file holds.
 """
 
@@ -15,7 +15,7 @@ import typer
 
 import tenuto
 from tenuto.files import read_json, write_json, write_text
-from tenuto.measure.frontier import case_of, measure
+from tenuto.measure.frontier import Frontier, case_of, measure
 from tenuto.provenance import provenance
 from tenuto.report.frontier import frontier_picture, frontier_tables
 
@@ -44,6 +44,10 @@ def main(
     samples: Annotated[int | None, typer.Option(min=1, help="Of each seed, instead of the case's own.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Rounds, each from other noise.")] = 3,
     converged: Annotated[bool, typer.Option(help="Draw some in 250, 500 and 1,000 steps, too.")] = True,
+    rankings: Annotated[bool, typer.Option(help="Compare rankings and placements, too.")] = True,
+    budgets: Annotated[
+        list[float] | None, typer.Option("--budget", help="Shares of the work, instead of the case's own; repeat.")
+    ] = None,
     again: Annotated[bool, typer.Option(help="Measure what is in the file already, too.")] = False,
     draw_only: Annotated[bool, typer.Option("--draw-only", help="Measure nothing; draw what the file holds.")] = False,
     device: Annotated[str, typer.Option(help="Where to run.")] = "cuda" if torch.cuda.is_available() else "cpu",
@@ -56,21 +60,26 @@ def main(
         model_name = name.split(":")[0]
         if draw_only or (only and name not in only and model_name not in only):
             continue
-        if name in known["cases"] and not again:
+        if known["cases"].get(name, {}).get("complete") and not again:
             print(f"{name} is in {out} already")
             continue
         model = tenuto.load(model_name, device=torch.device(device), dtype=torch.float32)
         if "converged" in options and not converged:
             options = {**options, "converged": 0}
+        options = {**options, "rankings": rankings, **({"budgets": tuple(budgets)} if budgets else {})}
         case = case_of(model, steps, samples=samples or count, seeds=seeds, batch=samples or count, **options)
-        frontier = measure(case, lambda text: print(text, flush=True))
-        for kind, found in (("rows", frontier.rows), ("comparisons", frontier.comparisons)):
-            known[kind] = [one for one in known[kind] if one["case"] != name]
-            known[kind] += [{"case": name, **one.to_json()} for one in found]
-        known["cases"][name] = provenance(
-            device, seed=0, precision=torch.get_float32_matmul_precision(), converged=frontier.converged
-        )
-        write_json(out, known)
+
+        def save(frontier: Frontier, complete: bool = False, name: str = name) -> None:
+            for kind, found in (("rows", frontier.rows), ("comparisons", frontier.comparisons)):
+                known[kind] = [one for one in known[kind] if one["case"] != name]
+                known[kind] += [{"case": name, **one.to_json()} for one in found]
+            precision = torch.get_float32_matmul_precision()
+            known["cases"][name] = provenance(
+                device, seed=0, precision=precision, converged=frontier.converged, complete=complete
+            )
+            write_json(out, known)
+
+        save(measure(case, lambda text: print(text, flush=True), save), complete=True)
     write_text(out.with_suffix(".md"), frontier_tables(known))
     for model_name in dict.fromkeys(name.split(":")[0] for name in known["cases"]):
         folder = PICTURES if out == RESULTS else out.parent

@@ -48,11 +48,14 @@ def rows_to_measure(model: tenuto.Model) -> list[Row]:
     scores = tenuto.score(model)
     full = Sampling(steps=STEPS)
     rows = [Row(f"everything computed, {STEPS} DDIM steps", full)]
-    for every in (2, 3, 4, 5, 8):
-        name = f"Tenuto: refreshed every {every}, linear"
-        rows.append(Row(name + (" (default)" if every == 4 else ""), full, tenuto.schedule(scores, STEPS, every=every)))
-    held = tenuto.schedule(scores, STEPS, every=4, reuse="hold", hold="update")
-    rows.append(Row("refreshed every 4, held as it was after the gate", full, held))
+    for budget in (0.5, 0.34, 0.25, 0.2, 0.13):
+        name = f"Tenuto, budget {budget:g}" + (" (default)" if budget == 0.25 else "")
+        rows.append(Row(name, full, tenuto.schedule(scores, STEPS, budget=budget)))
+    for hold in ("branch", "update"):
+        each = tenuto.schedule(scores, STEPS, budget=0.25, hold=hold, reuse="quadratic")
+        rows.append(Row(f"the same budget, every unit's {hold} held instead of the output", full, each))
+    held = tenuto.schedule(scores, STEPS, every=4, closing=0, reuse="hold", hold="update")
+    rows.append(Row("everything every 4th step, held as it was", full, held))
     paper = tenuto.schedule(scores, STEPS, policy="lifetimes", budget=0.35)
     rows.append(Row("the paper's lifetimes, held for good", full, paper))
     for steps in (25, 17, 13, 10):

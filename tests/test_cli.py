@@ -101,7 +101,7 @@ def test_pictures_do_not_depend_on_the_batch(tenuto, model, tmp_path):
 def test_show_draws_tables_pages_and_pictures(tenuto, model, tmp_path):
     tenuto("score", model, "-o", "scores.json")
     tenuto("schedule", "scores.json", "--steps", 12, "-o", "schedule.json")
-    for file, words in (("scores.json", "score Λ̂"), ("schedule.json", "linear of the branch")):
+    for file, words in (("scores.json", "score Λ̂"), ("schedule.json", "quadratic of the output")):
         status, out, _ = tenuto("show", file, "--html", f"{file}.html", "--png", f"{file}.png")
         assert status == 0
         assert words in out
@@ -111,7 +111,9 @@ def test_show_draws_tables_pages_and_pictures(tenuto, model, tmp_path):
         assert json.loads(tenuto("show", file, "--json")[1]) == json.loads((tmp_path / file).read_text())
 
 
-@pytest.mark.parametrize("command", ["demo", "score", "schedule", "generate", "show", "models"])
+@pytest.mark.parametrize(
+    "command", ["demo", "score", "schedule", "generate", "check", "frontier", "bench", "show", "models"]
+)
 def test_every_command_teaches(tenuto, command):
     status, out, _ = tenuto(command, "--help")
     assert status == 0
@@ -260,6 +262,7 @@ def test_the_examples_of_the_readme_and_of_help_run(tenuto, monkeypatch, tmp_pat
             "demo": ["--steps", "6"],
             "bench": ["--steps", "10", "--repeats", "1", "--batch", "1"],
             "check": ["--samples", "1"],
+            "frontier": ["--samples", "1", "--seeds", "1", "--steps", "4", "--budget", "0.5", "--no-rivals"],
         }
         status, _, err = tenuto(*line, *shorter.get(line[0], []))
         assert status == 0, (line, err)

@@ -104,6 +104,20 @@ def test_a_schedule_saves_branches_in_every_generation(pipeline: StableDiffusion
     assert not torch.equal(first, before) and not torch.equal(first, other)
 
 
+def test_a_pipeline_whose_output_is_held_evaluates_its_denoiser_less_often(pipeline: StableDiffusionXLPipeline) -> None:
+    units = units_of(pipeline.unet.config)
+    schedule = make_schedule(units, 6, every=3, reuse="linear", hold="output")
+    calls: list[int] = []
+    handle = pipeline.unet.conv_in.register_forward_hook(lambda *_: calls.append(1))
+    with scheduled(pipeline, schedule):
+        first = paint(pipeline)
+        assert torch.equal(paint(pipeline), first)
+    handle.remove()
+    # Twice in each generation, and once without values, to look at the network.
+    assert len(calls) == 2 * 2 + 1
+    assert torch.isfinite(first).all()
+
+
 def test_the_pipeline_is_restored_exactly(pipeline: StableDiffusionXLPipeline) -> None:
     paint(pipeline)
     objects = {"scheduler": pipeline.scheduler, **dict(pipeline.unet.named_modules())}

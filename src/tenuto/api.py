@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
@@ -11,12 +11,14 @@ from tenuto import __version__, policies
 from tenuto.checkpoint import ModuleTensors
 from tenuto.errors import UsageError
 from tenuto.journal import Journal
-from tenuto.models import Model, Stored, open_model
-from tenuto.schedules import Hold, Reuse, Schedule
+from tenuto.models import ARCHITECTURES, Model, Stored, architecture, open_model
+from tenuto.models.architecture import Architecture
+from tenuto.schedules import Schedule
 from tenuto.scores import Progress, Scores, score_tensors, silent
 from tenuto.spectrum import ETA
 
-Policy = Literal["refresh", "lifetimes"]
+Policy = Literal["refresh", "rewrite", "lifetimes", "noise", "anchors", "allocated"]
+FEW = 6  # refreshes, below which nothing static keeps a picture
 
 
 def score(
@@ -65,39 +67,107 @@ def journal_of(path: Path, stored: Stored, eta: float) -> Journal:
     return Journal(path, {"version": __version__, "model": stored.name, "eta": eta, "files": files})
 
 
+# The options of each policy besides steps and budget; the functions in tenuto.policies say what they mean.
+OPTIONS: dict[str, tuple[Callable[..., Schedule], tuple[str, ...]]] = {
+    "refresh": (policies.refresh, ("every", "closing", "reuse", "hold")),
+    "rewrite": (policies.rewrite, ("every", "blocks", "rows", "held")),
+    "lifetimes": (policies.lifetimes, ("tau", "min_lifetime", "reuse", "hold")),
+    "noise": (policies.by_noise, ("levels", "evenness", "reuse", "hold")),
+    "anchors": (policies.anchors, ("every", "share", "ranking", "closing", "seed", "reuse", "hold")),
+    "allocated": (policies.allocated, ("ranking", "reuse", "hold")),
+}
+
+
 def schedule(
     source: Scores | Model | str | Path | Any,
     steps: int,
     *,
-    policy: Policy = "refresh",
     budget: float | None = None,
-    tau: float | None = None,
-    min_lifetime: float | None = None,
-    every: int | None = None,
-    reuse: Reuse | None = None,
-    hold: Hold | None = None,
+    speedup: float | None = None,
+    policy: Policy | None = None,
+    **options: Any,
 ) -> Schedule:
-    """A schedule for `steps` network evaluations.
+    """A schedule for `steps` network evaluations. The budget, or the speed-up, is all that need be said.
 
-    source        scores, or the model to score first: anything that `score` takes
-    policy        refresh: everything computed again every few steps (keeps the picture; the default)
-                  lifetimes: the paper's, each unit computed until its lifetime ends and then held for good
-    budget        share of unit-steps to compute; by default 0.25 for refresh, and what tau = 1 gives for lifetimes
-    tau, min_lifetime   of lifetimes only
-    every         the refresh period, of refresh only
-    reuse, hold   override what the policy would choose
+    source   scores, or the model to score first: anything that `score` takes
+    budget   share of unit-steps to compute; by default 0.25 (of lifetimes: what tau = 1 gives)
+    speedup  how many times as fast as full inference, instead of a budget
+    policy   refresh: everything computed again every few steps and extrapolated in between; the default for pictures
+             rewrite: the same for text, and held units computed at the positions that matter; the default for text
+             lifetimes: the paper's, each unit computed until its lifetime ends and then held for good
+             noise, anchors, allocated: see tenuto.policies
+    options  of the policy, instead of what it would choose: every, closing, reuse and hold of refresh; every, blocks,
+             rows and held of rewrite; tau and min_lifetime of lifetimes; …
     """
     scores = source if isinstance(source, Scores) else score(source)
-    only: dict[str, dict[str, Any]] = {
-        "lifetimes": {"tau": tau, "min_lifetime": min_lifetime},
-        "refresh": {"every": every},
-    }
-    if policy not in get_args(Policy):
-        raise UsageError(f"The policy is one of {', '.join(get_args(Policy))}, not {policy!r}.")
-    for other, options in only.items():
-        for name, value in options.items():
-            if other != policy and value is not None:
-                raise UsageError(f"{name} belongs to the policy {other}, not to {policy}.")
-    given = {name: value for name, value in {**only[policy], "reuse": reuse, "hold": hold}.items() if value is not None}
-    make: Callable[..., Schedule] = policies.lifetimes if policy == "lifetimes" else policies.refresh
-    return make(scores, steps, budget=budget, **given)
+    family = family_of(scores)
+    text = family is not None and family.asks_for == "prompt"
+    policy = policy or ("rewrite" if text else "refresh")
+    if policy not in OPTIONS:
+        raise UsageError(f"The policy is one of {', '.join(OPTIONS)}, not {policy!r}.")
+    make, known = OPTIONS[policy]
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given:
+        if name not in known:
+            owners = [other for other, (_, names) in OPTIONS.items() if name in names]
+            belongs = f"belongs to the policy {' or '.join(owners)}" if owners else "is an option of no policy"
+            raise UsageError(f"{name} {belongs}, not to {policy}." if owners else f"{name} {belongs}.")
+    if policy == "rewrite" and not text:
+        raise UsageError(f"rewrite is for language models, and {scores.model} draws; take refresh.")
+    if speedup is not None:
+        if budget is not None:
+            raise UsageError("Give a budget or a speed-up, not both: one follows from the other.")
+        budget = budget_for(speedup, 0.0 if family is None else family.held_time)
+    if policy == "noise" and "levels" not in given:
+        given["levels"] = noise_levels(source, steps)
+    if budget is not None:
+        given["budget"] = budget
+    return make(scores, steps, **given)
+
+
+def budget_for(speedup: float, held_time: float) -> float:
+    """The share of the work that is left, if what is never held takes this share of the time."""
+    if not 1 <= speedup < math.inf:
+        raise UsageError(f"A speed-up is a number from 1 on, not {speedup}.")
+    budget = (1 / speedup - held_time) / (1 - held_time)
+    if budget <= 0:
+        raise UsageError(
+            f"It cannot become {speedup:g} times as fast: what is never held takes {held_time:.0%} of the time, so "
+            f"less than {1 / held_time:.1f} times is there to be had."
+        )
+    return budget
+
+
+def family_of(scores: Scores) -> Architecture | None:
+    """The architecture that was scored, by its own name or diffusers'; None if it is not known."""
+    if scores.architecture in ARCHITECTURES:
+        return architecture(scores.architecture)
+    known = map(architecture, ARCHITECTURES) if scores.architecture[:1].isupper() else ()  # as diffusers' classes are
+    return next((one for one in known if scores.architecture in one.class_names), None)
+
+
+def advice(made: Schedule, text: bool) -> str | None:
+    """What to say of a schedule that would be sold for more than it is."""
+    idle = int((~made.active).all(axis=0).sum())
+    if text and made.rows == "none" and idle:
+        return (
+            f"At {idle} of {made.steps} steps every unit is held. A language model has no timestep to tell those steps "
+            f"apart, so this is the same as taking {made.steps - idle} steps: take those, or compute some rows."
+        )
+    refreshes = int(made.full_steps.sum())
+    if not text and idle and refreshes < FEW:
+        return (
+            f"Only {refreshes} of {made.steps} steps compute everything, which is too few to extrapolate from: "
+            f"a good solver with {max(refreshes, 5)} to {2 * FEW} full steps (dpm++) may serve you better."
+        )
+    return None
+
+
+def noise_levels(source: Any, steps: int) -> list[float]:
+    """How far along the trajectory each step is, as a model's own sampler goes."""
+    from tenuto.samplers.diffusion import Sampling, log_snr
+
+    noise = source.architecture.noise if isinstance(source, Model | Stored) else None
+    if noise is None:
+        raise UsageError("Give the noise level of each step (levels); only a model that draws has its own.")
+    return log_snr(noise, Sampling(steps=steps))

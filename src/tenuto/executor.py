@@ -18,21 +18,23 @@ another one that runs meanwhile goes by skipping, and says so.
 
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 from tenuto.chain import Chain, activation_bytes, chain_of
 from tenuto.compilation import compiling, plainly
 from tenuto.errors import ScheduleError, UsageError, first_line
 from tenuto.graphs import Graphs, Signature, hashable, signature_of
 from tenuto.holding import Holding, Padded, Planes, References, Unplanned
-from tenuto.plan import Plan, fitting_plan, make_plan
+from tenuto.plan import Plan, extrapolation_weights, fitting_plan, make_plan
 from tenuto.policies import with_fewer_lifetimes
 from tenuto.residual import plain
 from tenuto.schedules import Schedule
@@ -109,6 +111,8 @@ class Executor:
         self.memory = memory
         self.graphs = graphs
         self.offload = offload
+        self.units_schedule = schedule if schedule is None else units_of(schedule)  # what the network is told
+        self.output_bytes = 0  # kept of outputs, where those are held
         self._chains: dict[Signature, Chain] = {}
         self._plans: dict[Chain, tuple[Plan, str]] = {}  # and what was given up for the bounds on memory and graphs
         self._stages: dict[Signature, Stage] = {}
@@ -155,9 +159,12 @@ class Executor:
             patterns=0 if self.schedule is None else self.schedule.patterns,
             graphs=sum(len(stage.graphs) for stage in stages),
             capture_seconds=sum(stage.graphs.capture_seconds for stage in stages),
-            cache_bytes=sum(stage.residuals.bytes for stage in stages)
-            if stages
-            else max((plan.cache_bytes for plan, _ in self._plans.values()), default=0),
+            cache_bytes=self.output_bytes
+            + (
+                sum(stage.residuals.bytes for stage in stages)
+                if stages
+                else max((plan.cache_bytes for plan, _ in self._plans.values()), default=0)
+            ),
             graph_bytes=sum(stage.graphs.bytes for stage in stages),
             given_up="; ".join(dict.fromkeys(lost for _, lost in self._plans.values() if lost)),
         )
@@ -180,13 +187,13 @@ class Executor:
 
     def _bounded(self, chain: Chain) -> tuple[Plan, str]:
         """A plan within the bounds, and what was given up for them."""
-        assert self.schedule is not None
-        schedule, lost = self.schedule, []
+        assert self.units_schedule is not None
+        schedule, lost = self.units_schedule, []
         plan = make_plan(schedule, chain)
         if self.graphs is not None and len(plan.programs) > self.graphs:
             before = len(set(schedule.lifetimes))
             for most in reversed(range(1, before)):
-                schedule = with_fewer_lifetimes(self.schedule, most)
+                schedule = with_fewer_lifetimes(self.units_schedule, most)
                 plan = make_plan(schedule, chain)
                 if len(plan.programs) <= self.graphs:
                     break
@@ -196,7 +203,7 @@ class Executor:
                 )
             lost.append(
                 f"{before} lifetimes became {most}: {schedule.budget:.1%} of the unit-steps are computed, "
-                f"not {self.schedule.budget:.1%}"
+                f"not {self.units_schedule.budget:.1%}"
             )
         if self.memory is not None and plan.cache_bytes > self.memory and not self.offload:
             plan, less = fitting_plan(schedule, chain, self.memory)
@@ -241,7 +248,7 @@ class Executor:
                 device = on_gpu[0].device
                 try:
                     residuals = (
-                        Padded(self.schedule, plan.chain, device)
+                        Padded(units_of(self.schedule), plan.chain, device)
                         if mode == "padded"
                         else Planes(plan, device, self.offload)
                     )
@@ -288,6 +295,45 @@ def executor_for(
     # A proxy, or the network would be kept alive by being remembered.
     _executors[network] = executor = Executor(weakref.proxy(network), schedule, mode=mode, compiled=compiled)
     return executor
+
+
+def units_of(schedule: Schedule) -> Schedule:
+    """What a schedule asks of the units at the steps that evaluate the network."""
+    if schedule.hold != "output":
+        return schedule
+    return replace(schedule, active=np.ones_like(schedule.active), reuse="hold", hold="update")
+
+
+class Outputs:
+    """The last outputs of the network, extrapolated at steps that do not evaluate it."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.computed = schedule.full_steps.tolist()
+        self._kept: deque[tuple[int, Any]] = deque(maxlen=schedule.order + 1)  # (step, output), newest first
+
+    def keep(self, step: int, output: Any) -> int:
+        """Copies, for whoever is given the output may write into it; returns the bytes that are kept now."""
+        self._kept.appendleft((step, tree_map_only(Tensor, torch.clone, output)))
+        leaves, _ = tree_flatten([kept for _, kept in self._kept])
+        return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
+
+    def at(self, step: int) -> Any:
+        weights = extrapolation_weights([node for node, _ in self._kept], step)
+        trees = [tree_flatten(kept) for _, kept in self._kept]
+        leaves = [
+            _weighted(values, weights) if isinstance(values[0], Tensor) else values[0]
+            for values in zip(*(leaves for leaves, _ in trees), strict=True)
+        ]
+        return tree_unflatten(leaves, trees[0][1])
+
+
+def _weighted(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """In float32 at least: the weights are larger than one and of both signs."""
+    wide = torch.promote_types(values[0].dtype, torch.float32)
+    total = weights[0] * values[0].to(wide)
+    for value, weight in zip(values[1:], weights[1:], strict=True):
+        total.add_(value.to(wide), alpha=weight)
+    return total.to(values[0].dtype)
 
 
 class Stage:
@@ -373,6 +419,8 @@ class Generation:
         self._plan: Plan | None = None
         self._kept = References()
         self._unplanned: Unplanned | None = None
+        held = executor.schedule is not None and executor.schedule.hold == "output" and executor.mode != "eager"
+        self._outputs = Outputs(executor.schedule) if held and executor.schedule is not None else None
         self.step = 0  # how many were taken
         self.broken = False
 
@@ -401,7 +449,13 @@ class Generation:
                     f"The schedule's rows are {schedule.rows!r}, and the sampler {says} which those are."
                 )
             try:
-                output = self._run(inputs, named, rows)
+                if self._outputs is None:
+                    output = self._run(inputs, named, rows)
+                elif self._outputs.computed[self.step]:
+                    output = self._run(inputs, named, rows)
+                    executor.output_bytes = self._outputs.keep(self.step, output)
+                else:
+                    output = self._outputs.at(self.step)
             except BaseException:
                 self.broken = True  # half a step was taken: what is kept belongs to no step
                 self._kept = References()
@@ -419,8 +473,8 @@ class Generation:
             self._stage = executor._stage_for(self, self._signature, leaves, inputs, named)
             if self._stage is None:
                 self._plan = executor._plan_or_none(self._signature, inputs, named)
-                if self._plan is None and executor.schedule is not None:
-                    self._unplanned = Unplanned(executor.schedule)
+                if self._plan is None and executor.units_schedule is not None:
+                    self._unplanned = Unplanned(executor.units_schedule)
         if self._stage is not None:
             return self._stage.run(executor, self.step, leaves, spec, self._signature)
         if self._unplanned is not None:

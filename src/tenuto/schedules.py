@@ -19,8 +19,9 @@ from tenuto.files import check_fields, read_json, write_json
 FORMAT = "tenuto.schedule/1"
 COMPUTED, HELD = "#", "."
 
-# What a unit keeps: its update after the timestep's gate (the paper), or its branch before it (the gate stays live).
-Hold = Literal["update", "branch"]
+# What is kept: a unit's update after the timestep's gate (the paper), its branch before it (the gate stays live), or,
+# where all units are computed together, nothing but the network's output: steps in between do not evaluate it at all.
+Hold = Literal["update", "branch", "output"]
 # How it is reused: as it was, or extrapolated through its last refreshes by a polynomial of this degree.
 Reuse = Literal["hold", "linear", "quadratic", "cubic"]
 # Of text: the positions at which held units are computed all the same. Those written since the last step that computed
@@ -62,6 +63,10 @@ class Schedule:
             raise ScheduleError(f"Reuse is one of {', '.join(get_args(Reuse))}, not {self.reuse!r}.")
         if self.hold not in get_args(Hold):
             raise ScheduleError(f"What is held is one of {', '.join(get_args(Hold))}, not {self.hold!r}.")
+        if self.hold == "output" and not (self.active == self.active[0]).all():
+            raise ScheduleError("Where the output is held, every step computes all units or none.")
+        if self.hold == "output" and self.rows != "none":
+            raise ScheduleError("Where the output is held, there are no rows of held units to compute.")
         if self.rows not in get_args(Rows):
             raise ScheduleError(f"Rows are one of {', '.join(get_args(Rows))}, not {self.rows!r}.")
         if self.rows != "none" and self.reuse != "hold":

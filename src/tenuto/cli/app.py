@@ -23,7 +23,27 @@ MODEL = "A shipped model (see `tenuto models`), a checkpoint file, a checkpoint 
 
 class Policy(StrEnum):
     refresh = "refresh"
+    rewrite = "rewrite"
     lifetimes = "lifetimes"
+    noise = "noise"
+    anchors = "anchors"
+    allocated = "allocated"
+
+
+class Rows(StrEnum):
+    none = "none"
+    written = "written"
+    block = "block"
+    generated = "generated"
+
+
+class Ranking(StrEnum):
+    spectral = "spectral"
+    within = "spectral within type"
+    random = "random"
+    early = "early"
+    late = "late"
+    cheap = "cheap"
 
 
 class Reuse(StrEnum):
@@ -34,6 +54,7 @@ class Reuse(StrEnum):
 
 
 class Hold(StrEnum):
+    output = "output"
     branch = "branch"
     update = "update"
 
@@ -51,6 +72,7 @@ class Solver(StrEnum):
     dpm = "dpm++"
 
 
+BY_HAND = "Instead of what the policy would choose"
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")]
 
@@ -98,7 +120,10 @@ def score(
     score_command(model, output, eta, device, as_json)
 
 
-@app.command(epilog="Example: tenuto schedule tiny-dit --steps 50 --budget 0.25 -o schedule.json")
+@app.command(
+    epilog="Example: tenuto schedule tiny-dit --steps 50 --speedup 3 -o schedule.json"
+    " · tenuto schedule tiny-llada --steps 64 --blocks 4 --budget 0.5"
+)
 def schedule(
     source: Annotated[str, typer.Argument(metavar="SCORES_OR_MODEL", help="A score file, or a model as for `score`.")],
     steps: Annotated[int, typer.Option(help="Network evaluations of one generation.")],
@@ -106,21 +131,61 @@ def schedule(
         float | None,
         typer.Option(help="Share of unit-steps to compute, as nearly as steps allow. Default: 0.25."),
     ] = None,
-    tau: Annotated[
-        float | None, typer.Option(help="Scale τ of the lifetimes (default 1); instead of a budget.")
+    speedup: Annotated[
+        float | None, typer.Option(help="How many times as fast as full inference it should be; instead of a budget.")
     ] = None,
-    min_lifetime: Annotated[
-        float | None, typer.Option(help="Shortest lifetime as a share of the steps (default 0.1).")
-    ] = None,
-    every: Annotated[int | None, typer.Option(help="Refresh period in steps; instead of a budget.")] = None,
+    blocks: Annotated[int | None, typer.Option(help="Text only: blocks that it is written in. Default: 1.")] = None,
     policy: Annotated[
-        Policy, typer.Option(help="refresh keeps the picture; lifetimes is the paper's, which holds for good.")
-    ] = Policy.refresh,
+        Policy | None,
+        typer.Option(
+            help="How to decide. Default: refresh for pictures, rewrite for text; lifetimes is the paper's, which "
+            "holds for good; the others are there to be compared (docs/schedules.md)."
+        ),
+    ] = None,
+    every: Annotated[
+        int | None, typer.Option(help="Refresh period in steps; instead of a budget.", rich_help_panel=BY_HAND)
+    ] = None,
+    closing: Annotated[
+        int | None, typer.Option(help="How many of the last steps compute everything.", rich_help_panel=BY_HAND)
+    ] = None,
     reuse: Annotated[
-        Reuse | None, typer.Option(help="How held units are reused: as they were, or extrapolated.")
+        Reuse | None,
+        typer.Option(help="How held units are reused: as they were, or extrapolated.", rich_help_panel=BY_HAND),
     ] = None,
     hold: Annotated[
-        Hold | None, typer.Option(help="What is held: the update after the timestep's gate, or the branch before it.")
+        Hold | None,
+        typer.Option(
+            help="What is held: the network's output, or of each unit the update after its gate or the branch before.",
+            rich_help_panel=BY_HAND,
+        ),
+    ] = None,
+    rows: Annotated[
+        Rows | None,
+        typer.Option(help="Text only: positions that held units are computed at.", rich_help_panel=BY_HAND),
+    ] = None,
+    held: Annotated[
+        float | None,
+        typer.Option(help="Text only: share of the units that are ever held.", rich_help_panel=BY_HAND),
+    ] = None,
+    tau: Annotated[
+        float | None,
+        typer.Option(help="Of lifetimes: their scale τ (default 1), instead of a budget.", rich_help_panel=BY_HAND),
+    ] = None,
+    min_lifetime: Annotated[
+        float | None,
+        typer.Option(help="Of lifetimes: the shortest, as a share of the steps (0.1).", rich_help_panel=BY_HAND),
+    ] = None,
+    ranking: Annotated[
+        Ranking | None,
+        typer.Option(help="Of anchors and allocated: which units deserve more.", rich_help_panel=BY_HAND),
+    ] = None,
+    share: Annotated[
+        float | None,
+        typer.Option(help="Of anchors: share of the FLOPs that is refreshed twice as often.", rich_help_panel=BY_HAND),
+    ] = None,
+    evenness: Annotated[
+        float | None,
+        typer.Option(help="Of noise: 1 places refreshes by steps, 0 by noise levels.", rich_help_panel=BY_HAND),
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the schedule here.")] = None,
     as_json: AsJson = False,
@@ -134,12 +199,20 @@ def schedule(
         as_json,
         steps=steps,
         budget=budget,
+        speedup=speedup,
+        policy=policy and policy.value,
+        blocks=blocks,
+        every=every,
+        closing=closing,
+        reuse=reuse and reuse.value,
+        hold=hold and hold.value,
+        rows=rows and rows.value,
+        held=held,
         tau=tau,
         min_lifetime=min_lifetime,
-        every=every,
-        policy=policy.value,
-        reuse=reuse.value if reuse else None,
-        hold=hold.value if hold else None,
+        ranking=ranking and ranking.value,
+        share=share,
+        evenness=evenness,
     )
 
 
@@ -183,6 +256,10 @@ def generate(
         typer.Option(help="How the schedule is run: CUDA graphs (jagged) on a GPU and skipping elsewhere, or as said."),
     ] = Mode.auto,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the network's branches first.")] = False,
+    memory: Annotated[
+        int | None,
+        typer.Option(min=0, help="MiB that may be kept of a batch; a schedule is made to fit, and says what it lost."),
+    ] = None,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
@@ -209,6 +286,7 @@ def generate(
             vae=vae,
             mode=mode.value,
             compiled=compiled,
+            memory=memory,
             device=device,
             as_json=as_json,
         )
@@ -233,6 +311,31 @@ def check(
     from tenuto.cli.check import run
 
     run(model, schedule, wanted or [], samples, length, seed, png, device, as_json)
+
+
+@app.command(epilog="Example: tenuto frontier tiny-dit --samples 8 --png frontier.png")
+def frontier(
+    model: Annotated[str, typer.Argument(help=MODEL)],
+    steps: Annotated[list[int] | None, typer.Option(help="Of the full run; repeat for more. Default: 50; 64.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Of each seed.")] = 8,
+    seeds: Annotated[int, typer.Option(min=1, help="Rounds, each from other noise.")] = 3,
+    budgets: Annotated[
+        list[float] | None, typer.Option("--budget", help="Shares of the work to try; repeat. Default: five of them.")
+    ] = None,
+    rivals: Annotated[bool, typer.Option(help="Measure fewer steps and other cachers, too.")] = True,
+    converged: Annotated[
+        int, typer.Option(min=0, help="Samples of each seed to draw in 250, 500 and 1,000 steps, too.")
+    ] = 0,
+    block_length: Annotated[int, typer.Option(min=1, help="Text only: tokens finished before the next.")] = 32,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the figures here, as JSON.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw quality against work and time.")] = None,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Measure quality against work and time, for every policy and its rivals, on this model. Takes minutes."""
+    from tenuto.cli.frontier import run
+
+    run(model, steps, samples, seeds, budgets, rivals, converged, block_length, output, png, device, as_json)
 
 
 @app.command(epilog="Example: tenuto bench tiny-dit --batch 16")

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from tenuto.cli.console import out, print_json, progress, say
-from tenuto.cli.generate import check_device
+from tenuto.cli.generate import block_length_for, check_device
 from tenuto.errors import UsageError
 from tenuto.files import check_writable
 from tenuto.measure.check import Check, check, safe_alternative
@@ -36,7 +36,7 @@ def run(
     asked = wanted or _asked(model, samples)
     options: dict[str, Any] = {}
     if model.architecture.asks_for == "prompt":
-        options = {"length": length, "block_length": length}
+        options = {"length": length, "block_length": block_length_for(length, schedule)}
         if schedule.steps > length:
             raise UsageError(f"{schedule.steps} steps for {length} tokens are more than one a token; see --length.")
 

@@ -46,7 +46,10 @@ def score_command(model: str, output: Path | None, eta: float, device: str, as_j
 
 
 def schedule_command(source: str, output: Path | None, as_json: bool, **options: Any) -> None:
-    scores = load_scores(source) if _is_json(Path(source)) else score_with_progress(open_model(source))
+    stored = None if _is_json(Path(source)) else open_model(source)
+    scores = load_scores(source) if stored is None else score_with_progress(stored)
+    if options["policy"] == "noise" and stored is not None:
+        options["levels"] = api.noise_levels(stored, options["steps"])
     schedule = api.schedule(scores, **options)
     if output is not None:
         schedule.save(output)
@@ -58,6 +61,9 @@ def schedule_command(source: str, output: Path | None, as_json: bool, **options:
         say(f"Wrote {output}")
     elif not as_json:
         out.print("[dim]Add -o schedule.json to keep it.[/]")
+    family = api.family_of(scores)
+    if warning := api.advice(schedule, text=family is not None and family.asks_for == "prompt"):
+        say(warning)
 
 
 def _is_json(path: Path) -> bool:

@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from tenuto.cli.console import out, print_json, progress, say
 from tenuto.errors import CheckpointError, UsageError, first_line
+from tenuto.executor import Executor, executor_for
 from tenuto.files import check_writable, write_json, write_text
 from tenuto.models import Model, find, load
 from tenuto.provenance import provenance
@@ -44,6 +45,7 @@ class Request:
     vae: Path | None
     mode: Any
     compiled: bool
+    memory: int | None  # MiB
     device: str
     as_json: bool
 
@@ -55,11 +57,11 @@ def run(request: Request) -> None:
     schedule = load_schedule(request.schedule_path) if request.schedule_path else None
     device = check_device(request.device)
     if (find(request.model) / "model_index.json").exists() and (find(request.model) / "unet").is_dir():
-        _refuse(request, "a diffusers pipeline", "solver", "vae", *TEXT_ONLY)
+        _refuse(request, "a diffusers pipeline", "solver", "vae", "memory", *TEXT_ONLY)
         return _pipeline_pictures(request, schedule, device)
     model = load(request.model, device=device)
     if model.architecture.asks_for == "prompt":
-        _refuse(request, "a language model", "solver", "vae")
+        _refuse(request, "a language model", "solver", "vae", "memory")
         return _text(request, model, schedule)
     _refuse(request, "a model that draws", *TEXT_ONLY)
     return _pictures(request, model, schedule)
@@ -96,6 +98,7 @@ def _pictures(request: Request, model: Model, schedule: Schedule | None) -> None
     started = time.perf_counter()
     images: list[dict[str, Any]] = []
     extra = {"solver": sampling.solver, "guidance": guidance}
+    executor = _bounded(request, model, schedule)
     with progress("Generating", len(wanted) * sampling.steps) as advance:
         # Batch by batch, so that Ctrl-C keeps the pictures that were finished.
         for start, part in _parts(wanted, request.batch):
@@ -103,11 +106,9 @@ def _pictures(request: Request, model: Model, schedule: Schedule | None) -> None
                 model,
                 part if asks_for == "class" else None,
                 captions=part if asks_for == "caption" else None,
-                mode=request.mode,
-                compiled=request.compiled,
+                executor=executor,
                 seed=request.seed + start,
                 sampling=sampling,
-                schedule=schedule,
                 batch=request.batch,
                 progress=advance,
             )
@@ -117,6 +118,18 @@ def _pictures(request: Request, model: Model, schedule: Schedule | None) -> None
                 images.append({"file": path.name, asks_for: part[i], "seed": request.seed + start + i})
             _note(request, schedule, sampling.steps, started, images, **extra)
     _finish(request, schedule, sampling.steps, started, images, **extra)
+    if lost := executor.report().given_up:
+        say(f"To keep no more than {request.memory} MiB: {lost}.")
+
+
+def _bounded(request: Request, model: Model, schedule: Schedule | None) -> Executor:
+    """What runs the model, within --memory if that was said."""
+    if request.memory is None:
+        return executor_for(model.network, schedule, request.mode, request.compiled)
+    if schedule is None:
+        raise UsageError("--memory bounds what a schedule keeps; without --schedule nothing is kept.")
+    bound = request.memory * 2**20
+    return Executor(model.network, schedule, mode=request.mode, compiled=request.compiled, memory=bound)
 
 
 def _pipeline_pictures(request: Request, schedule: Schedule | None, device: torch.device) -> None:
@@ -164,7 +177,7 @@ def _text(request: Request, model: Model, schedule: Schedule | None) -> None:
     sampling = MaskedSampling(
         steps=steps,
         length=length,
-        block_length=length if request.block_length is None else request.block_length,
+        block_length=block_length_for(length, schedule) if request.block_length is None else request.block_length,
         temperature=request.temperature or 0.0,
         guidance=model.architecture.guidance if request.guidance is None else request.guidance,
     )
@@ -201,6 +214,12 @@ def _text(request: Request, model: Model, schedule: Schedule | None) -> None:
     for one in written:
         out.print(f"[dim]{escape(one['prompt'])}[/]{escape(one['text'])}", soft_wrap=True)
     say(f"{len(written)} text(s) of at most {length} tokens, {_how(schedule, steps, seconds)}")
+
+
+def block_length_for(length: int, schedule: Schedule | None) -> int:
+    """As many blocks as the schedule was made for; else one."""
+    blocks = 1 if schedule is None else schedule.policy.get("blocks", 1)
+    return length // blocks if isinstance(blocks, int) and blocks > 0 and length % blocks == 0 else length
 
 
 def _output(request: Request) -> Path:

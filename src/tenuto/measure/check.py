@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from tenuto.compilation import computed
 from tenuto.errors import UsageError
-from tenuto.executor import Executor
+from tenuto.executor import Executor, Outputs
 from tenuto.holding import Unplanned
 from tenuto.measure.quality import ALIKE, psnr
 from tenuto.models import Model
 from tenuto.policies import refresh_pattern
-from tenuto.residual import Branch
+from tenuto.policies.refreshing import closing_for, reuse_for
+from tenuto.residual import Branch, plain
 from tenuto.samplers.diffusion import generate
 from tenuto.samplers.masked import MaskedSampling, generate_tokens
 from tenuto.schedules import Schedule
@@ -88,19 +89,36 @@ class _Probed:
         self._executor = executor
         self._held = Unplanned(executor.schedule)
         self._held.step = -1
+        self._outputs = Outputs(executor.schedule) if executor.schedule.hold == "output" else None
         self._rows = {unit: i for i, unit in enumerate(executor.schedule.units)}
 
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
+    def __call__(self, *inputs: Any, rows: Tensor | None = None, **named: Any) -> Any:
         self._held.step += 1
+        self._held.rows = rows
+        if self._outputs is not None:
+            return self._extrapolated(self._outputs, self._executor.network(*inputs, **named, residual=plain))
         return self._executor.network(*inputs, **named, residual=self._residual)
+
+    def _extrapolated(self, outputs: Outputs, exact: Tensor) -> Tensor:
+        """What is held is the output: it is off for all units alike."""
+        step = self._held.step
+        if outputs.computed[step]:
+            outputs.keep(step, exact)
+            return exact
+        held: Tensor = outputs.at(step)
+        self._executor.totals[:, step] += _relative(held, exact)
+        return held
 
     def _residual(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
         after, step = self._held(unit, h, branch, gate), self._held.step
         if not self._held.schedule.active[self._rows[unit], step]:
             exact, _ = computed(h, branch, gate)
-            off = torch.linalg.vector_norm((after - exact).float()) / torch.linalg.vector_norm(exact.float())
-            self._executor.totals[self._rows[unit], step] += float(off)
+            self._executor.totals[self._rows[unit], step] += _relative(after, exact)
         return after
+
+
+def _relative(given: Tensor, exact: Tensor) -> float:
+    return float(torch.linalg.vector_norm((given - exact).float()) / torch.linalg.vector_norm(exact.float()))
 
 
 def check(
@@ -152,9 +170,11 @@ def _sample(
 
 def refreshed(schedule: Schedule, every: int) -> Schedule:
     """The default kind of schedule for the same model and steps, at another period."""
-    active = refresh_pattern(len(schedule.units), schedule.steps, every)
-    policy = {"name": "refresh", "every": every, "budget": None}
-    return replace(schedule, active=active, reuse="linear", hold="branch", policy=policy)
+    closing = closing_for(schedule.steps, every)
+    active = refresh_pattern(len(schedule.units), schedule.steps, every, closing)
+    policy = {"name": "refresh", "every": every, "closing": closing, "budget": None}
+    reuse = reuse_for(schedule.steps, every)
+    return replace(schedule, active=active, reuse=reuse, hold="output", policy=policy, rows="none")
 
 
 def safe_alternative(check_one: Callable[[Schedule], Check], schedule: Schedule) -> Check | None:

@@ -64,6 +64,7 @@ class Architecture:
     live: str
     tested_with: str  # which checkpoints and references its code was run against
     guidance: float  # by default
+    held_time: float  # share of an evaluation's time that is left when everything is held (benchmarks/ladder.py)
     noise: NoiseLevels | None = None  # of image models
     class_names: tuple[str, ...] = ()  # `_class_name` in a diffusers config.json
     read_config: Callable[[Mapping[str, Any]], Any] | None = None  # config.json -> config; None: its own fields

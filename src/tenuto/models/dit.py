@@ -284,5 +284,6 @@ ARCHITECTURE = Architecture(
     live="residual stream, timestep and class conditioning, gates (held before them), final layer",
     tested_with="tiny-dit; diffusers' DiTTransformer2DModel on random weights; DiT-XL/2's shapes",
     guidance=1.5,
+    held_time=0.05,
     noise=NoiseLevels("linear", 1e-4, 0.02),
 )

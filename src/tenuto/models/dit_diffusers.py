@@ -107,6 +107,7 @@ ARCHITECTURE = Architecture(
     live=ORIGINAL.live,
     tested_with="tiny-dit under diffusers' names; the original module with the same weights",
     guidance=4.0,
+    held_time=0.05,
     noise=ORIGINAL.noise,
     class_names=(CLASS, FIRST_CLASS),
     read_config=DiTDiffusersConfig.from_diffusers,

@@ -288,5 +288,6 @@ ARCHITECTURE = Architecture(
     live="residual stream, embeddings, final norm and head",
     tested_with="tiny-llada; an independent float64 forward; LLaDA-8B's shapes",
     guidance=0.0,
+    held_time=0.2,  # keys and values of all positions, and everything at some
     read_config=from_published,
 )

@@ -132,6 +132,7 @@ ARCHITECTURE = Architecture(
     live="residual stream, shortcut convolutions, up- and down-samplers, UNet skips, proj_in and proj_out, text",
     tested_with="tiny-sdxl; diffusers' UNet2DConditionModel on random weights; SDXL base's and SD 1.5's shapes",
     guidance=3.0,
+    held_time=0.12,
     noise=NOISE,
     class_names=(CLASS,),
     read_config=UNetConfig.from_diffusers,

@@ -216,5 +216,6 @@ ARCHITECTURE = Architecture(
     live="residual stream, long skips and skip_linear, time and class tokens, final convolution",
     tested_with="tiny-uvit; an independent float64 forward; U-ViT-L/2's shapes",
     guidance=1.5,
+    held_time=0.11,
     noise=NoiseLevels("scaled_linear", 0.00085, 0.012),
 )

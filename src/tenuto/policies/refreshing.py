@@ -1,6 +1,7 @@
-"""Refreshing: all units computed together again and again, and extrapolated in between.
+"""Refreshing: all units computed together again and again, and what they gave extrapolated in between.
 
 refresh   every R-th step, and at the last few, where the noise falls fastest. The default: it keeps the picture
+rewrite   the same for text, where nothing tells steps apart but the tokens that were written
 by_noise  at steps that the sampler's own noise levels choose
 
 When to use which: `refresh`. `by_noise` is here because it is the obvious thing to try; uneven gaps cost the
@@ -22,7 +23,6 @@ BUDGET = 0.25
 CLOSING = 3  # steps at the end that compute everything
 MANY = 10  # refreshes, from which on those are a small part of the work
 WRITTEN = 4  # the period where held units are computed at written positions only
-SMOOTH = 0.06  # a period of at most this share of the trajectory is so short that gates may be held with their branches
 
 
 def refresh(
@@ -39,9 +39,9 @@ def refresh(
 
     every, budget  R, or the budget whose R is nearest
     closing        by default three, or none where refreshes are few and those would be a large part of the work
-    reuse          by default quadratic, through the last three refreshes
-    hold           by default the update where R is short against the trajectory, which takes least memory and time; the
-                   branch, with the gate live, where it is long
+    reuse          by default cubic, through the last four refreshes, or quadratic where refreshes are few
+    hold           by default the network's output, which takes no memory to speak of and no time at all in between.
+                   branch and update hold every unit: hardly ever better, and never at equal time (docs/schedules.md)
     """
     check(steps, budget)
     if every is not None and budget is not None:
@@ -55,7 +55,7 @@ def refresh(
     last = closing_for(steps, every) if closing is None else closing
     active = refresh_pattern(len(scores.units), steps, every, last)
     policy = {"name": "refresh", "every": every, "closing": last, "budget": budget}
-    return make(scores, active, reuse or "quadratic", hold or hold_for(steps, every), policy)
+    return make(scores, active, reuse or reuse_for(steps, every), hold or "output", policy)
 
 
 def refresh_pattern(units: int, steps: int, every: int, closing: int = 0) -> NDArray[np.bool_]:
@@ -69,8 +69,9 @@ def closing_for(steps: int, every: int) -> int:
     return CLOSING if math.ceil(steps / every) >= MANY else 0
 
 
-def hold_for(steps: int, every: int) -> Hold:
-    return "update" if every <= SMOOTH * steps else "branch"
+def reuse_for(steps: int, every: int) -> Reuse:
+    """By a polynomial of as high a degree as the distance between refreshes bears."""
+    return "cubic" if math.ceil(steps / every) >= MANY else "quadratic"
 
 
 def period_for_budget(steps: int, budget: float, closing: int | None = None) -> int:
@@ -147,7 +148,8 @@ def rewrite(
     if held is None:
         held = 1.0
         if rows == "written" and every is None and wanted > 1 / WRITTEN:
-            every, held = WRITTEN, min(1.0, (1 - wanted) / (1 - 1 / WRITTEN)) or 1 / len(scores.units)
+            share = (1 - wanted) / (1 - 1 / WRITTEN)
+            every, held = (WRITTEN, share) if round(share * len(scores.units)) else (1, 1.0)
     if not 0 < held <= 1:
         raise UsageError(f"The share of units to hold lies above 0 and is at most 1, not {held}.")
     chosen, length = middle(len(scores.units), held), steps // blocks

@@ -177,7 +177,8 @@ def make_solver(noise: NoiseLevels, sampling: Sampling) -> Any:
     solver.set_timesteps(sampling.steps)
     timesteps = [int(t) for t in solver.timesteps]
     # Many steps do not divide the timesteps evenly: diffusers then begins far below pure noise, or repeats itself.
-    if len(set(timesteps)) < len(timesteps) or timesteps[0] < 0.8 * noise.timesteps * (sampling.steps > 5):
+    begins_early = timesteps[0] < 0.8 * noise.timesteps * (sampling.steps > 5)
+    if len(set(timesteps)) < len(timesteps) or begins_early or timesteps[0] >= noise.timesteps:
         raise UsageError(
             f"{sampling.steps} steps of {sampling.solver} would begin at timestep {timesteps[0]} of {noise.timesteps} "
             "or repeat some; take a number of steps that divides the timesteps, such as 50, 100, 250 or 500."

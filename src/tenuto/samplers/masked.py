@@ -197,7 +197,7 @@ class RowsOf:
         if self.kind == "generated":
             return self._all
         if not self._written:
-            return self._all[:, :1].expand(-1, self._count)
+            return self._all[:, :1].expand(-1, self._count).contiguous()  # laid out as the others: one signature
         rows = torch.cat(self._written, dim=1)
         return torch.cat([rows, rows[:, :1].expand(-1, self._count - rows.shape[1])], dim=1)
 

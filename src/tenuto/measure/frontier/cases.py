@@ -6,7 +6,7 @@ from itertools import cycle, islice
 from tenuto.errors import UsageError
 from tenuto.measure.frontier.pictures import Pictures, measure_pictures
 from tenuto.measure.frontier.points import BUDGETS
-from tenuto.measure.frontier.rows import Frontier
+from tenuto.measure.frontier.rows import Frontier, Save
 from tenuto.measure.frontier.texts import BUDGETS as TEXT_BUDGETS
 from tenuto.measure.frontier.texts import Texts, measure_texts
 from tenuto.measure.judges import picture_judge, problems, text_judge
@@ -27,6 +27,7 @@ def case_of(
     budgets: Sequence[float] | None = None,
     converged: int = 0,
     rivals: bool = True,
+    rankings: bool = True,
     block_length: int = 32,
 ) -> Case:
     """A model at one number of steps.
@@ -50,6 +51,7 @@ def case_of(
             seeds=range(seeds),
             budgets=budgets or TEXT_BUDGETS,
             rivals=rivals,
+            rankings=rankings,
         )
     judge = picture_judge(model, model.device)
     by_class = model.architecture.asks_for == "class"
@@ -66,8 +68,12 @@ def case_of(
         min(converged, samples),
         budgets or BUDGETS,
         rivals,
+        rankings,
     )
 
 
-def measure(case: Case, say: Callable[[str], object] = lambda text: None) -> Frontier:
-    return measure_pictures(case, say) if isinstance(case, Pictures) else measure_texts(case, say)
+def measure(
+    case: Case, say: Callable[[str], object] = lambda text: None, save: Save = lambda frontier: None
+) -> Frontier:
+    """say: what is told of each point; save: called after each with all that was measured so far."""
+    return measure_pictures(case, say, save) if isinstance(case, Pictures) else measure_texts(case, say, save)

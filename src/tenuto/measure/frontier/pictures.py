@@ -12,7 +12,7 @@ from tenuto.api import score
 from tenuto.errors import UsageError
 from tenuto.executor import Executor
 from tenuto.measure.frontier.points import BUDGETS, Point, Points, everything
-from tenuto.measure.frontier.rows import HIGHEST, Frontier, Row, cache_bytes, compared, timed
+from tenuto.measure.frontier.rows import HIGHEST, Frontier, Row, Save, cache_bytes, compared, timed
 from tenuto.measure.judges import PictureJudge
 from tenuto.measure.quality import frechet_interval, mean_interval, paired_frechet_delta, psnr
 from tenuto.measure.rivals import Drifts, Rival, drifts
@@ -26,7 +26,8 @@ CALIBRATION = 8  # samples
 APART = 100_000  # between the seeds of two rounds
 PAIRS = (
     ("tenuto", "plain refresh, linear"),
-    ("tenuto", "tenuto, update held"),
+    ("tenuto", "every branch held"),
+    ("tenuto", "every update held"),
     ("tenuto", "skipped evaluations"),
     ("tenuto", "TaylorSeer"),
     ("tenuto", "SmoothCache (calibrated)"),
@@ -56,6 +57,7 @@ class Pictures:
     converged: int = 0  # samples of each seed to draw in very many steps
     budgets: Sequence[float] = BUDGETS
     rivals: bool = True
+    rankings: bool = True
 
     def draw(self, executor: Executor, steps: int, solver: Solver, seed: int, count: int | None = None) -> Tensor:
         wanted = list(self.wanted)[:count]
@@ -71,13 +73,15 @@ class Pictures:
         ).clamp(-1, 1)
 
 
-def measure_pictures(case: Pictures, say: Callable[[str], object] = lambda text: None) -> Frontier:
+def measure_pictures(
+    case: Pictures, say: Callable[[str], object] = lambda text: None, save: Save = lambda frontier: None
+) -> Frontier:
     """Every point of a case, over all its seeds."""
     if not case.wanted:
         raise UsageError("Nothing was asked for, so there is nothing to measure.")
     known = _calibration(case) if case.rivals else None
     scores = score(case.model)
-    points = Points(case.model, scores, case.steps, case.budgets, known, case.rivals)
+    points = Points(case.model, scores, case.steps, case.budgets, known, case.rivals, case.rankings)
     measured = _Measured(case, scores)
     if case.converged:
         measured.find_converged(say)
@@ -90,6 +94,7 @@ def measure_pictures(case: Pictures, say: Callable[[str], object] = lambda text:
         rows = [measured.row(point, executor, seed) for seed in case.seeds]
         executor.release()
         say(_told(case, point, rows))
+        save(measured.frontier)
     return measured.finished()
 
 
@@ -110,15 +115,17 @@ class _Measured:
         """The outputs of very many steps, kept if they agree with each other."""
         case, apart = self.case, self.frontier.converged
         runs: dict[int, dict[int, Tensor]] = {}
-        for steps in CONVERGED:
+        noise = case.model.noise
+        many = [steps for steps in CONVERGED if noise is None or steps + noise.offset <= noise.timesteps]
+        for steps in many:
             executor = Executor(case.model.network, everything(self.scores, steps))
             runs[steps] = {seed: case.draw(executor, steps, "ddim", seed, case.converged) for seed in case.seeds}
-        for fewer, more in pairwise(CONVERGED):
+        for fewer, more in pairwise(many):
             each = torch.cat([psnr(runs[fewer][seed], runs[more][seed]) for seed in case.seeds])
             apart[f"{fewer} and {more} steps"] = round(float(each.mean()), 2)
         say(f"{case.model.name}: outputs of {', '.join(f'{pair} agree to {dB} dB' for pair, dB in apart.items())}")
         if list(apart.values())[-1] >= AGREE:
-            self.truth = runs[CONVERGED[-1]]
+            self.truth = runs[many[-1]]
 
     def row(self, point: Point, executor: Executor, seed: int) -> Row:
         case = self.case
@@ -140,9 +147,9 @@ class _Measured:
             self.seconds[seed],
             cache_bytes=cache_bytes(executor, min(case.batch, len(images))),
         )
-        alike = psnr(images, self.full[seed])
+        alike = psnr(images, self.full[seed]).clamp(max=HIGHEST)
         self.likeness.setdefault((point.policy, point.budget), []).extend(alike.tolist())
-        row.psnr, row.psnr_low, row.psnr_high = (min(value, HIGHEST) for value in mean_interval(alike, 500))
+        row.psnr, row.psnr_low, row.psnr_high = mean_interval(alike, 500)
         if seed in self.truth:
             truth = self.truth[seed]
             row.converged_psnr = float(psnr(images[: len(truth)], truth).mean())

@@ -13,13 +13,14 @@ from tenuto.models import Model
 from tenuto.policies import Ranking, allocated, anchors, by_noise, lifetimes, refresh
 from tenuto.policies.common import make
 from tenuto.samplers.diffusion import Sampling, Solver, log_snr
-from tenuto.schedules import Schedule
+from tenuto.schedules import Hold, Schedule
 from tenuto.scores import Scores
 
 BUDGETS = (0.5, 0.34, 0.25, 0.2, 0.13)
 RANKED_AT = 0.25  # the budget at which rankings and placements are compared
 RANKINGS: tuple[Ranking, ...] = ("spectral", "spectral within type", "random", "early", "late")
 LIFETIMES = (0.35, 0.57)
+HOLDS: tuple[Hold, ...] = ("branch", "update")  # of each unit, instead of the output alone
 FIRST_BLOCK = (0.02, 0.05, 0.1, 0.2)  # thresholds; how much is computed follows from the values it meets
 CALIBRATED = 0.25  # least budget of SmoothCache, which never skips more than three steps
 
@@ -47,6 +48,7 @@ class Points:
     budgets: Sequence[float] = BUDGETS
     drifts: Drifts | None = None  # of SmoothCache's calibration; without them it is left out
     rivals: bool = True
+    rankings: bool = True
 
     def __iter__(self) -> Iterator[Point]:
         """The full run first."""
@@ -55,7 +57,8 @@ class Points:
             yield from self._ours(budget)
             if self.rivals:
                 yield from self._rivals(budget)
-        yield from self._ranked()
+        if self.rankings:
+            yield from self._ranked()
         for budget in LIFETIMES:
             paper = lifetimes(self.scores, self.steps, budget=budget)
             yield self._scheduled("lifetimes (the paper)", "paper", paper, budget)
@@ -65,10 +68,9 @@ class Points:
     def _ours(self, budget: float) -> Iterator[Point]:
         scores, steps = self.scores, self.steps
         yield self._scheduled("tenuto", "ours", refresh(scores, steps, budget=budget), budget)
-        updates = refresh(scores, steps, budget=budget, hold="update")
-        yield self._scheduled("tenuto, update held", "option", updates, budget)
-        lean = refresh(scores, steps, budget=budget, hold="update", reuse="linear")
-        yield self._scheduled("tenuto, update held, linear", "option", lean, budget)
+        for hold in HOLDS:
+            each = refresh(scores, steps, budget=budget, hold=hold, reuse="quadratic")
+            yield self._scheduled(f"every {hold} held", "option", each, budget)
         yield self._scheduled("plain refresh, linear", "option", plain_refresh(scores, steps, budget), budget)
         half = steps // 2
         if 2 * budget < 1 and half >= 10:

@@ -86,6 +86,9 @@ class Frontier:
     converged: dict[str, float] = field(default_factory=dict)  # how far apart outputs of so many steps are, in dB
 
 
+Save = Callable[[Frontier], object]  # called after each point with all that was measured so far
+
+
 def compared(model: str, base_steps: int, measure: str, a: tuple[str, Values], b: tuple[str, Values]) -> Comparison:
     """Two points' values of the same samples."""
     one, other = np.minimum(np.asarray(a[1]), HIGHEST), np.minimum(np.asarray(b[1]), HIGHEST)

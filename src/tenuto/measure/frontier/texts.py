@@ -12,7 +12,7 @@ from torch import Tensor
 from tenuto.api import score
 from tenuto.executor import Executor
 from tenuto.measure.frontier.points import LIFETIMES, everything
-from tenuto.measure.frontier.rows import Frontier, Kind, Row, cache_bytes, compared, timed
+from tenuto.measure.frontier.rows import Frontier, Kind, Row, Save, cache_bytes, compared, timed
 from tenuto.measure.judges import Problem, TextJudge
 from tenuto.measure.quality import mean_interval
 from tenuto.models import Model
@@ -42,6 +42,7 @@ class Texts:
     seeds: Sequence[int] = (0, 1, 2)
     budgets: Sequence[float] = BUDGETS
     rivals: bool = True
+    rankings: bool = True
 
     @property
     def blocks(self) -> int:
@@ -85,7 +86,7 @@ def points(case: Texts, scores: Scores) -> Iterator[Point]:
         if case.rivals:
             fewer, shorter = max(blocks, blocks * round(budget * case.steps / blocks)), max(1, round(budget * answer))
             yield Point("fewer steps", "rival", budget, everything(scores, fewer), everything(scores, shorter))
-    for ranking in HALVES:
+    for ranking in HALVES if case.rankings else ():
         name, held = f"half held, {ranking} computed", _last_half(ranked(scores, ranking))
         writing, answering = (_half_held(scores, held, *shape) for shape in ((case.steps, blocks), (answer, 1)))
         yield Point(name, "option", writing.budget, writing, answering)
@@ -106,7 +107,9 @@ def _half_held(scores: Scores, held: NDArray[np.bool_], steps: int, blocks: int)
     return make(scores, np.where(held[:, None], fresh, True), "hold", "update", {"name": "half held"}, "written")
 
 
-def measure_texts(case: Texts, say: Callable[[str], object] = lambda text: None) -> Frontier:
+def measure_texts(
+    case: Texts, say: Callable[[str], object] = lambda text: None, save: Save = lambda frontier: None
+) -> Frontier:
     """Every point of a case, over all its seeds."""
     measured = _Measured(case)
     for point in points(case, score(case.model)):
@@ -115,6 +118,7 @@ def measure_texts(case: Texts, say: Callable[[str], object] = lambda text: None)
         writing.release()
         answering.release()
         say(_told(case, point, rows))
+        save(measured.frontier)
     return measured.finished()
 
 
