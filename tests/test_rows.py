@@ -179,3 +179,61 @@ def test_graphs_write_what_skipping_writes(rows, mode):
     for _ in range(2):  # recorded, replayed
         assert torch.equal(generate_tokens(executor, PROMPTS, **options), want)
     assert executor.report().graphs == (1 if mode == "padded" else len(executor.schedule.active.T[:2]))
+
+
+# Keys
+
+
+def keys_schedule(steps=8, every=4, rows="block") -> Schedule:
+    made = schedule(steps, every, rows)
+    return Schedule(made.units, made.active, made.flops, "hold", "keys", "toy", "sha256:0", {}, rows)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@torch.inference_mode()
+def test_with_kept_keys_some_positions_are_all_that_is_looked_at(network, padded):
+    """And it is exactly what computing everything else again would give, for nothing changes there."""
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(2, TINY.vocab_size, (2, 12), generator=generator)
+    mask = torch.ones(2, 12, dtype=torch.bool)
+    mask[0, :3] = not padded
+    named = {"attention_mask": mask if padded else None}
+    rows = torch.arange(6, 10).expand(2, -1)
+    by_units, by_keys = (
+        Executor(network, one).start() for one in (schedule(rows="block"), keys_schedule())
+    )
+    for step in range(8):
+        if step % 4:
+            tokens[:, 5 + step % 4] = step  # written within the rows
+        positions = torch.tensor([[7, 9], [6, 8]])
+        want = by_units(tokens, rows=rows, positions=positions, **named)
+        got = by_keys(tokens, rows=rows, positions=positions, **named)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("guidance", [0.0, 1.0])
+def test_text_is_the_same_whether_updates_or_keys_are_kept(network, guidance):
+    options = {"steps": 8, "length": 8, "block_length": 4, "guidance": guidance}
+    updates = generate_tokens(Executor(network, schedule(rows="block")), PROMPTS, **options)
+    executor = Executor(network, keys_schedule())
+    assert torch.equal(generate_tokens(executor, PROMPTS, **options), updates)
+    width, heads = len(PROMPTS[0]) + 8, TINY.n_kv_heads * TINY.head_dim
+    rows = 2 * (2 if guidance else 1)
+    assert executor.report().cache_bytes == TINY.n_layers * 2 * rows * width * heads * 4
+
+
+def test_keys_are_refused_where_there_are_none(network):
+    with pytest.raises(ScheduleError, match="the block or all"):
+        keys_schedule(rows="written")
+    with pytest.raises(UsageError, match="padded"):
+        Executor(network, keys_schedule(), mode="padded")
+    with pytest.raises(ScheduleError, match="language models only"):
+        Executor(lambda x, residual: x, keys_schedule())
+
+
+def test_the_default_for_text_in_blocks_keeps_keys():
+    from tenuto.policies import rewrite
+    from tests.test_policies import scored
+
+    assert rewrite(scored(*[1.0] * 6), 16, every=4, blocks=2).hold == "keys"
+    assert rewrite(scored(*[1.0] * 6), 16, every=4).hold == "update"

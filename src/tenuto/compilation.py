@@ -102,6 +102,15 @@ def computed(
     return h + factor * value, value
 
 
+def at_once(function: Callable[..., Any], *args: Any) -> Any:
+    """A branch function called for its value, within a branch that goes on with it."""
+    token = _deferring.set(False)
+    try:
+        return function(*args)
+    finally:
+        _deferring.reset(token)
+
+
 def _put_off(branch: Branch) -> Any:
     token = _deferring.set(True)
     try:

@@ -16,11 +16,13 @@ A generation owns all it keeps. Graphs and their buffers belong to the executor 
 another one that runs meanwhile goes by skipping, and says so.
 """
 
+import inspect
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from threading import Lock
 from typing import Any, Literal, get_args
 
@@ -36,7 +38,8 @@ from tenuto.graphs import Graphs, Signature, hashable, signature_of
 from tenuto.holding import Holding, Padded, Planes, References, Unplanned
 from tenuto.plan import Plan, extrapolation_weights, fitting_plan, make_plan
 from tenuto.policies import with_fewer_lifetimes
-from tenuto.residual import plain
+from tenuto.residual import Residual, plain
+from tenuto.rows import Keys
 from tenuto.schedules import Schedule
 
 Mode = Literal["auto", "eager", "skip", "padded", "jagged"]
@@ -103,6 +106,11 @@ class Executor:
             raise UsageError("Only graphs keep what they hold in the host's memory, and only with reuse 'hold'.")
         if offload and schedule is not None and schedule.rows != "none":
             raise UsageError("Caches in the host's memory cannot be written row by row: offload goes without rows.")
+        if schedule is not None and schedule.hold == "keys":
+            if mode == "padded":
+                raise UsageError("A padded graph computes every position: a schedule that holds keys is not for it.")
+            if "memory" not in inspect.signature(getattr(network, "forward", network)).parameters:
+                raise ScheduleError("Keys are held by language models only, whose forward takes a memory for them.")
         self.network = network
         self.module = network if module is None and isinstance(network, nn.Module) else module
         self.schedule = schedule
@@ -123,6 +131,24 @@ class Executor:
     def start(self) -> "Generation":
         """A new generation, at its first step and with nothing held."""
         return Generation(self)
+
+    @cached_property
+    def full_steps(self) -> list[bool]:
+        """Of each step, whether it computes every unit."""
+        return [] if self.schedule is None else self.schedule.full_steps.tolist()
+
+    @property
+    def in_full(self) -> Residual:
+        """The residual of full inference."""
+        return plainly if self.compiled else plain
+
+    @property
+    def holds_keys(self) -> bool:
+        return self.schedule is not None and self.schedule.hold == "keys" and self.mode != "eager"
+
+    def keeping(self, step: int, keys: Keys, rows: Tensor | None) -> dict[str, Any]:
+        """What the network is told where it keeps keys: to compute everything, or some positions only."""
+        return {"memory": (keys, None if self.full_steps[step] else rows), "residual": self.in_full}
 
     def captures(self, device: torch.device) -> bool:
         """Whether evaluations on this device are recorded, so that inputs had better keep their shapes."""
@@ -161,7 +187,7 @@ class Executor:
             capture_seconds=sum(stage.graphs.capture_seconds for stage in stages),
             cache_bytes=self.output_bytes
             + (
-                sum(stage.residuals.bytes for stage in stages)
+                sum(stage.residuals.bytes + stage.keys.bytes for stage in stages)
                 if stages
                 else max((plan.cache_bytes for plan, _ in self._plans.values()), default=0)
             ),
@@ -299,9 +325,9 @@ def executor_for(
 
 def units_of(schedule: Schedule) -> Schedule:
     """What a schedule asks of the units at the steps that evaluate the network."""
-    if schedule.hold != "output":
+    if schedule.hold not in ("output", "keys"):
         return schedule
-    return replace(schedule, active=np.ones_like(schedule.active), reuse="hold", hold="update")
+    return replace(schedule, active=np.ones_like(schedule.active), reuse="hold", hold="update", rows="none")
 
 
 class Outputs:
@@ -340,6 +366,7 @@ class Stage:
     """Graphs and the buffers they work on, for one signature of inputs."""
 
     def __init__(self, residuals: Planes | Padded, graphs: Graphs, weights: tuple[int, ...]) -> None:
+        self.keys = Keys()  # where a schedule holds them
         self.residuals = residuals
         self.graphs = graphs
         self.weights = weights
@@ -362,7 +389,9 @@ class Stage:
         """One evaluation; `first` is the signature that the generation began with."""
         signature = signature_of(leaves, spec)
         padded = isinstance(self.residuals, Padded)
-        program = 0 if padded else self.residuals.plan.steps[step].program  # type: ignore[union-attr]
+        program: Any = 0 if padded else self.residuals.plan.steps[step].program  # type: ignore[union-attr]
+        if executor.holds_keys:
+            program = (program, executor.full_steps[step])
         self.residuals.at(step)
         if self.graphs.has(program, signature):
             output = self.graphs.replay(program, signature, leaves)
@@ -374,7 +403,7 @@ class Stage:
     def _record(
         self,
         executor: Executor,
-        program: int,
+        program: Any,
         step: int,
         signature: Signature,
         leaves: Sequence[Any],
@@ -382,7 +411,10 @@ class Stage:
         first: Signature,
     ) -> Any:
         def evaluate(*inputs: Any, **named: Any) -> Any:
-            residual = self._residual(step, named.pop(ROWS, None))
+            rows = named.pop(ROWS, None)
+            if executor.holds_keys:
+                return executor.network(*inputs, **named, **executor.keeping(step, self.keys, rows))
+            residual = self._residual(step, rows)
             output = executor.network(*inputs, **named, residual=residual)
             if isinstance(residual, Holding):
                 residual.finish()
@@ -419,6 +451,7 @@ class Generation:
         self._plan: Plan | None = None
         self._kept = References()
         self._unplanned: Unplanned | None = None
+        self._keys = Keys()
         held = executor.schedule is not None and executor.schedule.hold == "output" and executor.mode != "eager"
         self._outputs = Outputs(executor.schedule) if held and executor.schedule is not None else None
         self.step = 0  # how many were taken
@@ -435,7 +468,7 @@ class Generation:
         executor, schedule = self._executor, self._executor.schedule
         with compiling(executor.compiled):
             if schedule is None:
-                return executor.network(*inputs, **named, residual=plainly if executor.compiled else plain)
+                return executor.network(*inputs, **named, residual=executor.in_full)
             if self.broken:
                 raise ScheduleError("This generation ended in an exception; begin a new one.")
             if self.step >= schedule.steps:
@@ -466,7 +499,7 @@ class Generation:
     def _run(self, inputs: tuple[Any, ...], named: dict[str, Any], rows: Tensor | None) -> Any:
         executor = self._executor
         if executor.mode == "eager":
-            return executor.network(*inputs, **named, residual=plainly if executor.compiled else plain)
+            return executor.network(*inputs, **named, residual=executor.in_full)
         leaves, spec = tree_flatten((inputs, named if rows is None else {**named, ROWS: rows}))
         if self.step == 0:
             self._signature = signature_of(leaves, spec)
@@ -477,6 +510,10 @@ class Generation:
                     self._unplanned = Unplanned(executor.units_schedule)
         if self._stage is not None:
             return self._stage.run(executor, self.step, leaves, spec, self._signature)
+        if executor.holds_keys:
+            output = executor.network(*inputs, **named, **executor.keeping(self.step, self._keys, rows))
+            executor.output_bytes = self._keys.bytes
+            return output
         if self._unplanned is not None:
             self._unplanned.step, self._unplanned.rows = self.step, rows
             return executor.network(*inputs, **named, residual=self._unplanned)

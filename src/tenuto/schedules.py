@@ -20,8 +20,9 @@ FORMAT = "tenuto.schedule/1"
 COMPUTED, HELD = "#", "."
 
 # What is kept: a unit's update after the timestep's gate (the paper), its branch before it (the gate stays live), or,
-# where all units are computed together, nothing but the network's output: steps in between do not evaluate it at all.
-Hold = Literal["update", "branch", "output"]
+# where all units are computed together, nothing of them: the network's output alone (steps in between do not evaluate
+# it), or of text the keys and values of every attention (steps in between evaluate it at some positions only).
+Hold = Literal["update", "branch", "output", "keys"]
 # How it is reused: as it was, or extrapolated through its last refreshes by a polynomial of this degree.
 Reuse = Literal["hold", "linear", "quadratic", "cubic"]
 # Of text: the positions at which held units are computed all the same. Those written since the last step that computed
@@ -63,10 +64,12 @@ class Schedule:
             raise ScheduleError(f"Reuse is one of {', '.join(get_args(Reuse))}, not {self.reuse!r}.")
         if self.hold not in get_args(Hold):
             raise ScheduleError(f"What is held is one of {', '.join(get_args(Hold))}, not {self.hold!r}.")
-        if self.hold == "output" and not (self.active == self.active[0]).all():
-            raise ScheduleError("Where the output is held, every step computes all units or none.")
+        if self.hold in ("output", "keys") and not (self.active == self.active[0]).all():
+            raise ScheduleError(f"Where the {self.hold} is held, every step computes all units or none.")
         if self.hold == "output" and self.rows != "none":
             raise ScheduleError("Where the output is held, there are no rows of held units to compute.")
+        if self.hold == "keys" and self.rows not in ("block", "generated"):
+            raise ScheduleError("Where keys are held, the block or all that is generated is computed at every step.")
         if self.rows not in get_args(Rows):
             raise ScheduleError(f"Rows are one of {', '.join(get_args(Rows))}, not {self.rows!r}.")
         if self.rows != "none" and self.reuse != "hold":

@@ -6,16 +6,17 @@ is no timestep: the network sees how far it is from the number of masks left.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tenuto.compilation import branch_function
+from tenuto.compilation import at_once, branch_function
 from tenuto.models.architecture import Architecture, ConfigError, config_from_fields
 from tenuto.residual import Deferred, Residual, plain
-from tenuto.rows import take
+from tenuto.rows import Keys, places_of, take
 from tenuto.units import Component, Matrix, Unit
 
 
@@ -110,6 +111,9 @@ def from_published(values: Mapping[str, Any]) -> LLaDAConfig:
     return config_from_fields(LLaDAConfig, given)
 
 
+Memory = tuple[Keys, Tensor | None] | None
+
+
 class RMSNorm(nn.Module):
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -151,8 +155,14 @@ class LLaDABlock(nn.Module):
         self.up_proj = nn.Linear(width, hidden, bias=False)
         self.ff_out = nn.Linear(hidden, width, bias=False)
 
-    def forward(self, x: Tensor, rope: Deferred, mask: Tensor | None, residual: Residual) -> Tensor:
-        h = residual(f"{self.name}.attn", x, lambda rows=None: self.attend(x, rope[0], rope[1], mask, *_given(rows)))
+    def forward(
+        self, x: Tensor, rope: Deferred, mask: Tensor | None, residual: Residual, memory: Memory = None
+    ) -> Tensor:
+        if memory is None:
+            attend = partial(self.attend, x)
+            h = residual(f"{self.name}.attn", x, lambda rows=None: attend(rope[0], rope[1], mask, *_given(rows)))
+        else:
+            h = residual(f"{self.name}.attn", x, lambda: self.remember(x, rope[0], rope[1], mask, *memory))
         return residual(f"{self.name}.mlp", h, lambda rows=None: self.feed(h if rows is None else take(h, rows)))
 
     @branch_function
@@ -167,7 +177,31 @@ class LLaDABlock(nn.Module):
         k = rotate(k, cosines, sines)
         if rows is not None:
             cosines, sines = (take(a[:, 0].expand(len(rows), -1, -1), rows)[:, None] for a in (cosines, sines))
-        q = rotate(q, cosines, sines)
+        return self._combined(rotate(q, cosines, sines), k, v, mask)
+
+    def remember(
+        self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor | None, keys: Keys, rows: Tensor | None
+    ) -> Tensor:
+        """Attention whose keys and values are kept; of x at rows only, if there are any, to all that is kept."""
+        q, k, v = at_once(self.project, x, cosines, sines)
+        if rows is None:
+            keys.write(self.name, k, v)
+        else:
+            k, v = keys.update(self.name, rows, k, v)
+        return self.combine(q, k, v, mask)
+
+    @branch_function
+    def project(self, x: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x = self.attn_norm(x)
+        projected = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        q, k, v = (y.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2) for y in projected)
+        return rotate(q, cosines, sines), rotate(k, cosines, sines), v
+
+    @branch_function
+    def combine(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return self._combined(q, k, v, mask)
+
+    def _combined(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if (shared := self.config.n_heads // self.config.n_kv_heads) > 1:
             k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
         return self.attn_out(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
@@ -192,20 +226,28 @@ class Transformer(nn.Module):
         self.ff_out = nn.Linear(config.d_model, config.embedding_size, bias=False)
 
     def forward(
-        self, tokens: Tensor, residual: Residual, attention_mask: Tensor | None, positions: Tensor | None
+        self,
+        tokens: Tensor,
+        residual: Residual,
+        attention_mask: Tensor | None,
+        positions: Tensor | None,
+        memory: Memory = None,
     ) -> Tensor:
         if attention_mask is None:
             mask, places = None, torch.arange(tokens.shape[1], device=tokens.device)[None]
         else:
             mask = attention_mask[:, None, None, :]  # every query may look at the same real keys
             places = (attention_mask.cumsum(1) - 1).clamp(min=0)  # counted from each row's first real token
+        if positions is not None and positions.dim() == 1:
+            positions = positions.expand(len(tokens), -1)
+        if memory is not None and (rows := memory[1]) is not None:
+            tokens, places = tokens.gather(1, rows), places.expand(len(rows), -1).gather(1, rows)
+            positions = None if positions is None else places_of(positions, rows)
         rope = Deferred(lambda: rotary_angles(places, self.config.head_dim, self.config.rope_theta))
         h = self.wte(tokens)
         for block in self.blocks:
-            h = block(h, rope, mask, residual)
+            h = block(h, rope, mask, residual, memory)
         if positions is not None:
-            if positions.dim() == 1:
-                positions = positions.expand(len(h), -1)
             h = take(h, positions)
         return self.ff_out(self.ln_f(h))
 
@@ -222,13 +264,16 @@ class LLaDA(nn.Module):
         residual: Residual = plain,
         attention_mask: Tensor | None = None,
         positions: Tensor | None = None,
+        memory: Memory = None,
     ) -> Tensor:
         """tokens [B, N] -> logits [B, N, embedding_size], or [B, P, embedding_size] for P positions.
 
         attention_mask  bool [B, N], True at real tokens; for prompts padded on the left. None: all are real
         positions       int [P] or [B, P]: where logits are wanted, in all rows or in each. None: everywhere
+        memory          (keys, rows): keys and values are kept there. If rows [B, R] are given, only tokens there are
+                        looked at, with what was kept of all others
         """
-        return self.model["transformer"](tokens, residual, attention_mask, positions)
+        return self.model["transformer"](tokens, residual, attention_mask, positions, memory)
 
     def initialize_weights(self) -> None:
         """For training from scratch: small normal weights, those that write to the stream smaller with depth."""

@@ -163,7 +163,9 @@ def rewrite(
     if every < 1:
         raise UsageError(f"The refresh period must be at least 1 step, not {every}.")
     policy = {"name": "rewrite", "every": every, "blocks": blocks, "held": held, "budget": budget}
-    return make(scores, pattern(every), "hold", "update", policy, rows)
+    # Where all units are held outside the block, nothing changes there: its keys and values are all that is needed.
+    hold: Hold = "keys" if rows in ("block", "generated") and chosen.all() else "update"
+    return make(scores, pattern(every), "hold", hold, policy, rows)
 
 
 def middle(units: int, share: float) -> NDArray[np.bool_]:

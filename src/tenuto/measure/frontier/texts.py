@@ -200,6 +200,7 @@ def flop_share(case: Texts, schedule: Schedule, prompt: int) -> float:
     attention = 4 * tokens * width * (width + keys_width) + 4 * tokens**2 * width
     full = np.where(attends, attention, 6 * tokens * width * config.mlp_hidden_size)
     keys = np.where(attends, 4 * tokens * width * keys_width, 0)  # computed of all positions, whoever asks for them
+    keys = np.where(schedule.hold == "keys", 0, keys)  # unless they are kept
     partly = keys + (full - keys) * _rows(case, schedule) / tokens
     spent = np.where(schedule.active, full[:, None], partly[:, None] if schedule.rows != "none" else 0)
     return float(spent.sum() / (full.sum() * schedule.steps))
