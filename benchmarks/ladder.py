@@ -111,10 +111,11 @@ def draw(known: dict[str, Any], out: Path) -> None:
     write_text(out.with_suffix(".md"), ladder_tables(known))
     ladder_picture(known, PICTURE if out == RESULTS else out.with_suffix(".png"))
     if out == RESULTS:
-        made = list(known["settings"].values())[-1]
+        made = list(known["settings"].values())
+        commits = " and ".join(f"`{commit}`" for commit in dict.fromkeys(one["commit"] for one in made))
         origin = (
-            f"Medians of whole generations; {made['hardware']}, bfloat16, torch {made['torch']}, random weights; "
-            f"commit `{made['commit']}`; `python benchmarks/ladder.py`; [every row](benchmarks/results/ladder.md)."
+            f"Medians of whole generations; {made[0]['hardware']}, bfloat16, torch {made[0]['torch']}, random weights; "
+            f"commits {commits}; `python benchmarks/ladder.py`; [every row](benchmarks/results/ladder.md)."
         )
         insert_between(HERE.parent / "README.md", BEGIN, END, f"{headlines(known, PAPER)}\n\n{origin}")
 
