@@ -60,6 +60,7 @@ def test_who_is_given_an_output_may_write_into_it_and_the_next_generation_knows_
         assert torch.equal(output, expected)
         output.zero_()
     assert executor.report().cache_bytes == 3 * clean[0].nbytes  # quadratic: the last three
+    assert executor.forecast(*inputs(0)).cache_bytes == 3 * clean[0].nbytes
 
 
 def test_halves_are_wide_enough_to_be_extrapolated(network):

@@ -199,9 +199,7 @@ def test_with_kept_keys_some_positions_are_all_that_is_looked_at(network, padded
     mask[0, :3] = not padded
     named = {"attention_mask": mask if padded else None}
     rows = torch.arange(6, 10).expand(2, -1)
-    by_units, by_keys = (
-        Executor(network, one).start() for one in (schedule(rows="block"), keys_schedule())
-    )
+    by_units, by_keys = (Executor(network, one).start() for one in (schedule(rows="block"), keys_schedule()))
     for step in range(8):
         if step % 4:
             tokens[:, 5 + step % 4] = step  # written within the rows
@@ -220,6 +218,8 @@ def test_text_is_the_same_whether_updates_or_keys_are_kept(network, guidance):
     width, heads = len(PROMPTS[0]) + 8, TINY.n_kv_heads * TINY.head_dim
     rows = 2 * (2 if guidance else 1)
     assert executor.report().cache_bytes == TINY.n_layers * 2 * rows * width * heads * 4
+    tokens = torch.zeros(rows, width, dtype=torch.long)
+    assert executor.forecast(tokens).cache_bytes == executor.report().cache_bytes
 
 
 def test_keys_are_refused_where_there_are_none(network):

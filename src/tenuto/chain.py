@@ -57,6 +57,14 @@ def activation_bytes(
     return tally.most
 
 
+def output_bytes(
+    network: Callable[..., Any], inputs: Sequence[Any], named: Mapping[str, Any], module: nn.Module | None = None
+) -> int:
+    """What the network gives for such inputs."""
+    output = _evaluate_fakes(network, inputs, named, module, _Tally(), plain)
+    return sum(leaf.nbytes for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+
+
 def _evaluate_fakes(
     network: Callable[..., Any],
     inputs: Sequence[Any],

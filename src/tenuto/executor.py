@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
-from tenuto.chain import Chain, activation_bytes, chain_of
+from tenuto.chain import Chain, activation_bytes, chain_of, output_bytes
 from tenuto.compilation import compiling, plainly
 from tenuto.errors import ScheduleError, UsageError, first_line
 from tenuto.graphs import Graphs, Signature, hashable, signature_of
@@ -168,10 +168,21 @@ class Executor:
         static = sum(leaf.nbytes for leaf in tree_flatten((inputs, named))[0] if isinstance(leaf, Tensor))
         return Forecast(
             graphs=len(plan.programs),
-            cache_bytes=0 if self.offload else plan.cache_bytes,
+            cache_bytes=self._cache_bytes(plan, inputs, named),
             graph_bytes=activation_bytes(self.network, inputs, named, self.module) + static,
             given_up=given_up,
         )
+
+    def _cache_bytes(self, plan: Plan, inputs: Sequence[Any], named: Mapping[str, Any]) -> int:
+        assert self.schedule is not None
+        if self.schedule.hold == "output":
+            each = output_bytes(self.network, inputs, named, self.module)
+            return each * min(self.schedule.order + 1, sum(self.full_steps))
+        if self.holds_keys:
+            keys = Keys()
+            output_bytes(self.network, inputs, {**named, "memory": (keys, None)}, self.module)
+            return keys.bytes
+        return 0 if self.offload else plan.cache_bytes
 
     def release(self) -> None:
         """Let go of all graphs and what they keep; they are recorded again when they are needed."""
