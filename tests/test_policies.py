@@ -215,12 +215,14 @@ def test_nonsense_is_refused(options, message):
 
 def test_a_speedup_is_a_budget_less_what_is_never_held():
     dit = Scores("toy", "dit", "sha256:toy", scored(0.5, 1.0).units)
-    assert tenuto.schedule(dit, 100, speedup=4).policy["budget"] == pytest.approx((0.25 - 0.05) / 0.95)
+    assert tenuto.schedule(dit, 100, speedup=4).policy["budget"] == 0.25  # the output is held: that costs nothing
+    by_units = tenuto.schedule(dit, 100, speedup=4, hold="branch")
+    assert by_units.policy["budget"] == pytest.approx((0.25 - 0.05) / 0.95)
     unet = Scores("toy", "UNet2DConditionModel", "sha256:toy", scored(0.5, 1.0).units)
-    assert tenuto.schedule(unet, 100, speedup=2).policy["budget"] == pytest.approx((0.5 - 0.12) / 0.88)
+    assert tenuto.schedule(unet, 100, speedup=2, hold="update").policy["budget"] == pytest.approx((0.5 - 0.12) / 0.88)
     assert tenuto.schedule(dit, 100, speedup=1).budget == 1
     with pytest.raises(UsageError, match="cannot become 25 times as fast.*less than 20.0 times"):
-        tenuto.schedule(dit, 100, speedup=25)
+        tenuto.schedule(dit, 100, speedup=25, hold="branch")
     with pytest.raises(UsageError, match="not both"):
         tenuto.schedule(dit, 100, speedup=2, budget=0.5)
     with pytest.raises(UsageError, match="from 1 on"):

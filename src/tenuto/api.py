@@ -117,7 +117,8 @@ def schedule(
     if speedup is not None:
         if budget is not None:
             raise UsageError("Give a budget or a speed-up, not both: one follows from the other.")
-        budget = budget_for(speedup, 0.0 if family is None else family.held_time)
+        free = policy == "refresh" and given.get("hold", "output") == "output"  # steps in between cost nothing
+        budget = budget_for(speedup, 0.0 if free or family is None else family.held_time)
     if policy == "noise" and "levels" not in given:
         given["levels"] = noise_levels(source, steps)
     if budget is not None:
