@@ -81,6 +81,24 @@ def test_what_cannot_be_is_refused():
         schedule(reuse="hold", rows="block")
 
 
+@torch.inference_mode()
+def test_outputs_of_any_known_structure_are_extrapolated_and_others_refused(network):
+    class Opaque:
+        pass
+
+    def structured(x, t, y, residual):
+        return {"sample": network(x, t, y, residual=residual), "name": "toy", "nothing": None}
+
+    generation = Executor(structured, schedule(reuse="linear"), module=network).start()
+    outputs = [generation(*inputs(step)) for step in range(9)]
+    torch.testing.assert_close(outputs[4]["sample"], outputs[3]["sample"] * 4 / 3 - outputs[0]["sample"] / 3)
+    assert outputs[4]["name"] == "toy"
+    with pytest.raises(ScheduleError, match="an? Opaque, which cannot be extrapolated"):
+        Executor(
+            lambda x, t, y, residual: (network(x, t, y, residual=residual), Opaque()), schedule(), module=network
+        ).start()(*inputs(0))
+
+
 def test_a_check_says_how_far_off_the_output_was():
     model = tenuto.load("tiny-dit")
     made = tenuto.schedule(model, steps=8, every=2)

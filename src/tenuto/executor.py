@@ -350,6 +350,12 @@ class Outputs:
 
     def keep(self, step: int, output: Any) -> int:
         """Copies, for whoever is given the output may write into it; returns the bytes that are kept now."""
+        for leaf in tree_flatten(output)[0]:
+            if not isinstance(leaf, Tensor | None | bool | int | float | str):
+                raise ScheduleError(
+                    f"The network gives a {type(leaf).__name__}, which cannot be extrapolated; hold its units instead "
+                    "of its output (hold='branch')."
+                )
         self._kept.appendleft((step, tree_map_only(Tensor, torch.clone, output)))
         leaves, _ = tree_flatten([kept for _, kept in self._kept])
         return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))

@@ -94,7 +94,7 @@ def _root(
 @app.command(epilog="Example: tenuto demo --out demo")
 def demo(
     out: Annotated[Path, typer.Option(help="Directory for the pictures and report.html.")] = Path("demo"),
-    budget: Annotated[float, typer.Option(help="Share of the branches to compute.")] = 0.25,
+    budget: Annotated[float, typer.Option(help="Share of the work to do.")] = 0.25,
     steps: Annotated[int, typer.Option(help="Denoising steps.")] = 50,
     per_class: Annotated[int, typer.Option(help="Pictures of each of the ten classes.")] = 1,
     seed: Annotated[int, typer.Option(min=0, max=2**53, help="Seed of the first picture; the others count up.")] = 0,
