@@ -69,10 +69,11 @@ def test_a_long_schedule_still_fits_the_terminal(tenuto, model, monkeypatch):
     from tenuto.cli import console
 
     monkeypatch.setattr(console.out, "width", 60)
-    status, out, _ = tenuto("schedule", model, "--steps", 500, "--every", 3)
-    assert status == 0
-    assert "steps a cell" in " ".join(out.split())
-    assert max(len(line) for line in out.splitlines() if "blocks." in line) <= 60
+    for options, name in ((("--every", 3), "all 6 units"), (("--policy", "lifetimes"), "blocks.")):
+        status, out, _ = tenuto("schedule", model, "--steps", 500, *options)
+        assert status == 0
+        assert "steps a cell" in " ".join(out.split())
+        assert max(len(line) for line in out.splitlines() if name in line) <= 60
 
 
 def test_generate_with_and_without_a_schedule(tenuto, model, tmp_path):
@@ -435,7 +436,7 @@ def pipeline_directory(tmp_path):
 def test_a_diffusers_pipeline_is_scored_scheduled_and_drawn_with(tenuto, pipeline_directory, tmp_path):
     status, out, err = tenuto("schedule", "pipeline", "--steps", 4, "--every", 2, "-o", "s.json")
     assert status == 0, err
-    assert "down_blocks.0.attentions.0.transformer_blocks.0.attn2" in out
+    assert "all 30 units █·█·" in out
     common = ("generate", "pipeline", "--prompt", "a car", "--steps", 4)
     for name, extra in (("full", ()), ("held", ("--schedule", "s.json"))):
         status, _, err = tenuto(*common, "-o", name, *extra)

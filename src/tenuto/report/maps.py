@@ -23,11 +23,17 @@ SHADES = " ░▒▓█"
 
 
 def terminal_map(schedule: Schedule, width: int = 60) -> Text:
-    """One line a unit; several steps share a cell, shaded by how many are computed, where they would not fit."""
+    """One line a unit, or one for all that are treated alike; where the steps would not fit, several share a cell.
+
+    Cells are shaded by how many of their steps are computed.
+    """
     per_cell = -(-schedule.steps // width)
-    label = max(len(unit) for unit in schedule.units)
+    rows = list(zip(schedule.units, schedule.active, strict=True))
+    if len(rows) > 1 and (schedule.active == schedule.active[0]).all():
+        rows = [(f"all {len(rows)} units", schedule.active[0])]
+    label = max(len(name) for name, _ in rows)
     text = Text(no_wrap=True)
-    for unit, row in zip(schedule.units, schedule.active, strict=True):
+    for unit, row in rows:
         cells = [row[i : i + per_cell].mean() for i in range(0, len(row), per_cell)]
         text.append(f"{unit:>{label}} ", style="dim")
         for share in cells:
