@@ -60,13 +60,23 @@ def test_the_cheapest_safe_period_is_named(model):
     asked = []
 
     def look(one):
-        asked.append(one.policy["every"])
+        asked.append((one.policy["every"], one.reuse))
         return Check(one, (35.0 if one.policy["every"] <= 4 else 25.0,), False, np.zeros(one.active.shape))
 
     better = safe_alternative(look, schedule)
-    assert (
-        better is not None and better.schedule.policy["every"] == 4 and asked == list(PERIODS[: PERIODS.index(4) + 1])
-    )
+    assert better is not None and better.schedule.policy["every"] == 4
+    assert asked == [(every, "linear") for every in PERIODS[: PERIODS.index(4) + 1]]  # few refreshes: only a line
+    asked.clear()
+    assert safe_alternative(look, tenuto.schedule(model, steps=50, policy="lifetimes")) is not None
+    assert asked == [
+        (8, "quadratic"),
+        (8, "linear"),
+        (6, "quadratic"),
+        (6, "linear"),
+        (5, "cubic"),
+        (5, "linear"),
+        (4, "cubic"),
+    ]
     assert refreshed(schedule, 4).active[0].tolist() == [step % 4 == 0 for step in range(12)]
 
 

@@ -102,7 +102,7 @@ def test_pictures_do_not_depend_on_the_batch(tenuto, model, tmp_path):
 def test_show_draws_tables_pages_and_pictures(tenuto, model, tmp_path):
     tenuto("score", model, "-o", "scores.json")
     tenuto("schedule", "scores.json", "--steps", 12, "-o", "schedule.json")
-    for file, words in (("scores.json", "score Λ̂"), ("schedule.json", "quadratic of the output")):
+    for file, words in (("scores.json", "score Λ̂"), ("schedule.json", "linear of the output")):
         status, out, _ = tenuto("show", file, "--html", f"{file}.html", "--png", f"{file}.png")
         assert status == 0
         assert words in out

@@ -83,7 +83,7 @@ def test_lifetimes_compute_first_and_then_hold_for_good():
 def test_refresh_computes_everything_at_the_first_step_and_every_rth():
     schedule = refresh(scored(0.2, 1.0), 8, every=3)
     assert schedule.active.tolist() == [[True, False, False, True, False, False, True, False]] * 2
-    assert (schedule.hold, schedule.reuse, schedule.policy["closing"]) == ("output", "quadratic", 0)
+    assert (schedule.hold, schedule.reuse, schedule.policy["closing"]) == ("output", "linear", 0)
 
 
 def test_the_last_steps_are_computed_where_refreshes_are_many():
@@ -96,6 +96,7 @@ def test_the_last_steps_are_computed_where_refreshes_are_many():
 def test_the_degree_is_higher_where_refreshes_are_many():
     assert refresh(scored(1.0), 50, every=5).reuse == "cubic"
     assert refresh(scored(1.0), 50, every=6).reuse == "quadratic"
+    assert refresh(scored(1.0), 20, every=4).reuse == "linear"
     assert refresh(scored(1.0), 50, every=5, reuse="linear", hold="branch").hold == "branch"
 
 

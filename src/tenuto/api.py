@@ -13,12 +13,12 @@ from tenuto.errors import UsageError
 from tenuto.journal import Journal
 from tenuto.models import ARCHITECTURES, Model, Stored, architecture, open_model
 from tenuto.models.architecture import Architecture
+from tenuto.policies.refreshing import FEW
 from tenuto.schedules import Schedule
 from tenuto.scores import Progress, Scores, score_tensors, silent
 from tenuto.spectrum import ETA
 
 Policy = Literal["refresh", "rewrite", "lifetimes", "noise", "anchors", "allocated"]
-FEW = 6  # refreshes, below which nothing static keeps a picture
 
 
 def score(

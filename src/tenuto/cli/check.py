@@ -87,7 +87,7 @@ def _tell(result: Check, better: Check | None, schedule: Schedule, idle: int, pn
         )
     if better is not None:
         out.print(
-            f"Safe would be: everything refreshed every {better.schedule.policy['every']} steps "
+            f"Safe would be: --every {better.schedule.policy['every']} --reuse {better.schedule.reuse} "
             f"({better.schedule.budget:.0%} of the work): {better.verdict}."
         )
     elif not result.safe and not result.text:

@@ -24,10 +24,11 @@ from tenuto.policies.refreshing import closing_for, reuse_for
 from tenuto.residual import Branch, plain
 from tenuto.samplers.diffusion import generate
 from tenuto.samplers.masked import MaskedSampling, generate_tokens
-from tenuto.schedules import Schedule
+from tenuto.schedules import Reuse, Schedule
 
 AGREE = 0.95  # of the tokens of the worst text, from which on a schedule counts as safe
 PERIODS = (8, 6, 5, 4, 3, 2)  # refresh periods that are tried for a safe one, the cheapest first
+LINEAR: Reuse = "linear"
 WORDS = (
     (40.0, "cannot be told from those of the full run"),
     (ALIKE, "differ from those of the full run in ways that are hard to see"),
@@ -168,16 +169,22 @@ def _sample(
     )
 
 
-def refreshed(schedule: Schedule, every: int) -> Schedule:
+def refreshed(schedule: Schedule, every: int, reuse: Reuse | None = None) -> Schedule:
     """The default kind of schedule for the same model and steps, at another period."""
     closing = closing_for(schedule.steps, every)
     active = refresh_pattern(len(schedule.units), schedule.steps, every, closing)
     policy = {"name": "refresh", "every": every, "closing": closing, "budget": None}
-    reuse = reuse_for(schedule.steps, every)
+    reuse = reuse or reuse_for(schedule.steps, every)
     return replace(schedule, active=active, reuse=reuse, hold="output", policy=policy, rows="none")
 
 
 def safe_alternative(check_one: Callable[[Schedule], Check], schedule: Schedule) -> Check | None:
-    """The cheapest of the default kind of schedules that is safe, or None."""
-    tried = (check_one(refreshed(schedule, every)) for every in PERIODS if every < schedule.steps)
+    """The cheapest of the default kind of schedules that is safe, or None; where it bends, a line is tried, too."""
+    candidates = [
+        refreshed(schedule, every, reuse)
+        for every in PERIODS
+        if every < schedule.steps
+        for reuse in dict.fromkeys((reuse_for(schedule.steps, every), LINEAR))
+    ]
+    tried = (check_one(one) for one in candidates)
     return next((result for result in tried if result.safe), None)

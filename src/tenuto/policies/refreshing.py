@@ -22,6 +22,7 @@ from tenuto.scores import Scores
 BUDGET = 0.25
 CLOSING = 3  # steps at the end that compute everything
 MANY = 10  # refreshes, from which on those are a small part of the work
+FEW = 6  # refreshes, below which a line is the most that can be laid through them
 WRITTEN = 4  # the period where held units are computed at written positions only
 
 
@@ -39,7 +40,7 @@ def refresh(
 
     every, budget  R, or the budget whose R is nearest
     closing        by default three, or none where refreshes are few and those would be a large part of the work
-    reuse          by default cubic, through the last four refreshes, or quadratic where refreshes are few
+    reuse          by default cubic, through the last four refreshes; quadratic, or linear, where refreshes are few
     hold           by default the network's output, which takes no memory to speak of and no time at all in between.
                    branch and update hold every unit: hardly ever better, and never at equal time (docs/schedules.md)
     """
@@ -71,7 +72,8 @@ def closing_for(steps: int, every: int) -> int:
 
 def reuse_for(steps: int, every: int) -> Reuse:
     """By a polynomial of as high a degree as the distance between refreshes bears."""
-    return "cubic" if math.ceil(steps / every) >= MANY else "quadratic"
+    refreshes = math.ceil(steps / every)
+    return "cubic" if refreshes >= MANY else "quadratic" if refreshes >= FEW else "linear"
 
 
 def period_for_budget(steps: int, budget: float, closing: int | None = None) -> int:
