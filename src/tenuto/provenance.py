@@ -43,7 +43,8 @@ def hardware(device: object = None) -> str:
 
     if torch.cuda.is_available() and not str(device).startswith("cpu"):
         return torch.cuda.get_device_name()
-    return f"{cpu_name()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{cpu_name()}, {threads} thread{'' if threads == 1 else 's'}"
 
 
 def cpu_name() -> str:

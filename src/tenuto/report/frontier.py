@@ -31,6 +31,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[Point], str]], ...] = (  # title, the n
     ("agreement", "agreement", lambda row: f"{row['agreement']:.1%}"),
     ("Δ nats a token", "nll_delta", lambda row: _difference(row, "nll", 3, "{:.3f} nats")),
     ("same tokens", "same_tokens", lambda row: f"{row['same_tokens']:.1%}"),
+    ("distinct pairs", "distinct", lambda row: f"{row['distinct']:.0%}"),
     ("needle", "needle", lambda row: f"{row['needle']:.1%}"),
     ("arithmetic", "arithmetic", lambda row: f"{row['arithmetic']:.1%}"),
 )

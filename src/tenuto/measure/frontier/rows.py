@@ -48,6 +48,7 @@ class Row:
     nll_delta_low: float | None = None
     nll_delta_high: float | None = None
     same_tokens: float | None = None
+    distinct: float | None = None  # different pairs of tokens, of all in a text: repetition is likely, too
     needle: float | None = None
     arithmetic: float | None = None
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -163,6 +164,7 @@ class _Measured:
             self.seconds[seed],
             cache_bytes=cache_bytes(writing, len(prompts)),
             same_tokens=float((tokens == self.full[seed]).double().mean()),
+            distinct=float(np.mean([_distinct(row) for row in tokens.tolist()])),
             needle=_right(case, answering, "needle", seed),
             arithmetic=_right(case, answering, "arithmetic", seed),
         )
@@ -217,6 +219,12 @@ def _rows(case: Texts, schedule: Schedule) -> float:
     return oldest * case.length / schedule.steps
 
 
+def _distinct(tokens: list[int]) -> float:
+    """Different pairs of neighbouring tokens, of all pairs."""
+    pairs = list(pairwise(tokens))
+    return len(set(pairs)) / max(1, len(pairs))
+
+
 def _right(case: Texts, executor: Executor, kind: str, seed: int) -> float:
     """The share of problems whose answer is exactly the expected one."""
     posed, end = case.some(kind, seed), case.model.config.eos_token_id
@@ -234,5 +242,5 @@ def _told(case: Texts, point: Point, rows: Sequence[Row]) -> str:
     return (
         f"{case.model.name}, {case.setting}  {point.policy:46} work {mean('work'):.3f} ({mean('flop_work'):.3f})  "
         f"{mean('full_seconds') / mean('seconds'):5.2f}x  Δnll {mean('nll_delta'):+.3f}  "
-        f"needle {mean('needle'):.3f}  arithmetic {mean('arithmetic'):.3f}"
+        f"distinct {mean('distinct'):.2f}  needle {mean('needle'):.3f}  arithmetic {mean('arithmetic'):.3f}"
     )
