@@ -8,7 +8,8 @@ from conftest import random_dit
 import tenuto
 from tenuto.errors import UsageError
 from tenuto.executor import Executor
-from tenuto.measure.check import PERIODS, Check, Probing, check, refreshed, safe_alternative
+from tenuto.measure.check import PERIODS, Check, Probing, check, safe_alternative
+from tenuto.policies.refreshing import like
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_the_cheapest_safe_period_is_named(model):
         (5, "linear"),
         (4, "cubic"),
     ]
-    assert refreshed(schedule, 4).active[0].tolist() == [step % 4 == 0 for step in range(12)]
+    assert like(schedule, 4).active[0].tolist() == [step % 4 == 0 for step in range(12)]
 
 
 def test_nothing_asked_for_is_an_error(model):

@@ -88,8 +88,9 @@ def test_refresh_computes_everything_at_the_first_step_and_every_rth():
 
 def test_the_last_steps_are_computed_where_refreshes_are_many():
     schedule = refresh(scored(0.2, 1.0), 50, every=4)  # 13 refreshes
-    assert set(np.flatnonzero(schedule.active[0])) == {*range(0, 50, 4), 47, 48, 49}
-    assert set(np.flatnonzero(refresh(scored(1.0), 50, every=4, closing=1).active[0])) == {*range(0, 50, 4), 49}
+    assert set(np.flatnonzero(schedule.active[0])) == {*range(0, 50, 4), 2, 47, 48, 49}
+    plainer = refresh(scored(1.0), 50, every=4, opening=False, closing=1)
+    assert set(np.flatnonzero(plainer.active[0])) == {*range(0, 50, 4), 49}
     assert refresh(scored(1.0), 50, every=6).policy["closing"] == 0  # 9 refreshes
 
 
@@ -109,8 +110,14 @@ def test_refresh_takes_the_period_nearest_to_the_budget(steps, budget):
 
 
 def test_period_for_budget_by_hand():
-    assert [period_for_budget(50, b, closing=0) for b in (1.0, 0.5, 0.34, 0.25, 0.02)] == [1, 2, 3, 4, 50]
-    assert [period_for_budget(50, b) for b in (1.0, 0.53, 0.38, 0.3, 0.26, 0.02)] == [1, 2, 3, 4, 5, 50]
+    assert [period_for_budget(50, b, opening=False, closing=0) for b in (1.0, 0.5, 0.34, 0.25, 0.02)] == [
+        1,
+        2,
+        3,
+        4,
+        50,
+    ]
+    assert [period_for_budget(50, b) for b in (1.0, 0.53, 0.4, 0.32, 0.28, 0.02)] == [1, 2, 3, 4, 5, 50]
 
 
 # Text

@@ -145,6 +145,10 @@ def schedule(
     every: Annotated[
         int | None, typer.Option(help="Refresh period in steps; instead of a budget.", rich_help_panel=BY_HAND)
     ] = None,
+    opening: Annotated[
+        bool | None,
+        typer.Option(help="Compute everything once more half-way to the second refresh.", rich_help_panel=BY_HAND),
+    ] = None,
     closing: Annotated[
         int | None, typer.Option(help="How many of the last steps compute everything.", rich_help_panel=BY_HAND)
     ] = None,
@@ -203,6 +207,7 @@ def schedule(
         policy=policy and policy.value,
         blocks=blocks,
         every=every,
+        opening=opening,
         closing=closing,
         reuse=reuse and reuse.value,
         hold=hold and hold.value,

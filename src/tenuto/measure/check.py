@@ -5,7 +5,7 @@ print(result.verdict, result.worst_units()[0])
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,7 @@ from tenuto.executor import Executor, Outputs
 from tenuto.holding import Unplanned
 from tenuto.measure.quality import ALIKE, psnr
 from tenuto.models import Model
-from tenuto.policies import refresh_pattern
-from tenuto.policies.refreshing import closing_for, reuse_for
+from tenuto.policies.refreshing import like, reuse_for
 from tenuto.residual import Branch, plain
 from tenuto.samplers.diffusion import generate
 from tenuto.samplers.masked import MaskedSampling, generate_tokens
@@ -169,19 +168,10 @@ def _sample(
     )
 
 
-def refreshed(schedule: Schedule, every: int, reuse: Reuse | None = None) -> Schedule:
-    """The default kind of schedule for the same model and steps, at another period."""
-    closing = closing_for(schedule.steps, every)
-    active = refresh_pattern(len(schedule.units), schedule.steps, every, closing)
-    policy = {"name": "refresh", "every": every, "closing": closing, "budget": None}
-    reuse = reuse or reuse_for(schedule.steps, every)
-    return replace(schedule, active=active, reuse=reuse, hold="output", policy=policy, rows="none")
-
-
 def safe_alternative(check_one: Callable[[Schedule], Check], schedule: Schedule) -> Check | None:
     """The cheapest of the default kind of schedules that is safe, or None; where it bends, a line is tried, too."""
     candidates = [
-        refreshed(schedule, every, reuse)
+        like(schedule, every, reuse)
         for every in PERIODS
         if every < schedule.steps
         for reuse in dict.fromkeys((reuse_for(schedule.steps, every), LINEAR))

@@ -1,6 +1,7 @@
 """Refreshing: all units computed together again and again, and what they gave extrapolated in between.
 
-refresh   every R-th step, and at the last few, where the noise falls fastest. The default: it keeps the picture
+refresh   every R-th step, once more at the beginning, where there is nothing yet to extrapolate from, and at the last
+          few, where the noise falls fastest. The default: it keeps the picture
 rewrite   the same for text, where nothing tells steps apart but the tokens that were written
 by_noise  at steps that the sampler's own noise levels choose
 
@@ -10,6 +11,7 @@ extrapolation more than their places win (docs/schedules.md).
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +34,7 @@ def refresh(
     *,
     every: int | None = None,
     budget: float | None = None,
+    opening: bool | None = None,
     closing: int | None = None,
     reuse: Reuse | None = None,
     hold: Hold | None = None,
@@ -39,6 +42,8 @@ def refresh(
     """Every unit computed at steps 1, 1+R, 1+2R, … and at the last `closing` ones.
 
     every, budget  R, or the budget whose R is nearest
+    opening        whether it is computed once more half-way to the second refresh, before which there is nothing to
+                   extrapolate from; by default where refreshes are many
     closing        by default three, or none where refreshes are few and those would be a large part of the work
     reuse          by default cubic, through the last four refreshes; quadratic, or linear, where refreshes are few
     hold           by default the network's output, which takes no memory to speak of and no time at all in between.
@@ -50,24 +55,36 @@ def refresh(
     if closing is not None and not 0 <= closing <= steps:
         raise UsageError(f"Between 0 and all {steps} of the last steps can be computed, not {closing}.")
     if every is None:
-        every = period_for_budget(steps, BUDGET if budget is None else budget, closing)
+        every = period_for_budget(steps, BUDGET if budget is None else budget, opening, closing)
     if every < 1:
         raise UsageError(f"The refresh period must be at least 1 step, not {every}.")
-    last = closing_for(steps, every) if closing is None else closing
-    active = refresh_pattern(len(scores.units), steps, every, last)
-    policy = {"name": "refresh", "every": every, "closing": last, "budget": budget}
+    first, last = _ends(steps, every, opening, closing)
+    active = refresh_pattern(len(scores.units), steps, every, last, first)
+    policy = {"name": "refresh", "every": every, "opening": first, "closing": last, "budget": budget}
     return make(scores, active, reuse or reuse_for(steps, every), hold or "output", policy)
 
 
-def refresh_pattern(units: int, steps: int, every: int, closing: int = 0) -> NDArray[np.bool_]:
-    """[unit, step]: all units computed together at every R-th step, and at the last ones."""
+def refresh_pattern(units: int, steps: int, every: int, closing: int = 0, opening: bool = False) -> NDArray[np.bool_]:
+    """[unit, step]: all units computed together at every R-th step, at the last ones, and half-way to the second."""
     step = np.arange(steps)
-    return np.tile((step % every == 0) | (step >= steps - closing), (units, 1))
+    computed = (step % every == 0) | (step >= steps - closing) | (opening & (step == every // 2))
+    return np.tile(computed, (units, 1))
 
 
-def closing_for(steps: int, every: int) -> int:
-    """How many of the last steps are computed where nobody says."""
-    return CLOSING if math.ceil(steps / every) >= MANY else 0
+def _ends(steps: int, every: int, opening: bool | None, closing: int | None) -> tuple[bool, int]:
+    """How it begins and ends where nobody says."""
+    many = math.ceil(steps / every) >= MANY
+    begins = many and every > 2 if opening is None else opening
+    return begins, (CLOSING if many else 0) if closing is None else closing
+
+
+def like(schedule: Schedule, every: int, reuse: Reuse | None = None) -> Schedule:
+    """The default kind of schedule for the same model and steps, at this period."""
+    opening, closing = _ends(schedule.steps, every, None, None)
+    active = refresh_pattern(len(schedule.units), schedule.steps, every, closing, opening)
+    policy = {"name": "refresh", "every": every, "opening": opening, "closing": closing, "budget": None}
+    reuse = reuse or reuse_for(schedule.steps, every)
+    return replace(schedule, active=active, reuse=reuse, hold="output", policy=policy, rows="none")
 
 
 def reuse_for(steps: int, every: int) -> Reuse:
@@ -76,12 +93,12 @@ def reuse_for(steps: int, every: int) -> Reuse:
     return "cubic" if refreshes >= MANY else "quadratic" if refreshes >= FEW else "linear"
 
 
-def period_for_budget(steps: int, budget: float, closing: int | None = None) -> int:
+def period_for_budget(steps: int, budget: float, opening: bool | None = None, closing: int | None = None) -> int:
     """The refresh period R whose share of the steps is nearest to `budget`; of two as near, the shorter."""
 
     def share(every: int) -> float:
-        last = closing_for(steps, every) if closing is None else closing
-        return float(refresh_pattern(1, steps, every, last).mean())
+        first, last = _ends(steps, every, opening, closing)
+        return float(refresh_pattern(1, steps, every, last, first).mean())
 
     return min(range(1, steps + 1), key=lambda every: (abs(share(every) - budget), every))
 

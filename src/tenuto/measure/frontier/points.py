@@ -49,10 +49,15 @@ class Points:
     drifts: Drifts | None = None  # of SmoothCache's calibration; without them it is left out
     rivals: bool = True
     rankings: bool = True
+    ours_only: bool = False
 
     def __iter__(self) -> Iterator[Point]:
         """The full run first."""
         yield self._scheduled("full", "full", everything(self.scores, self.steps), 1.0)
+        if self.ours_only:
+            for budget in self.budgets:
+                yield next(self._ours(budget))
+            return
         for budget in self.budgets:
             yield from self._ours(budget)
             if self.rivals:
@@ -130,7 +135,7 @@ def period(budget: float) -> int:
 
 def plain_refresh(scores: Scores, steps: int, budget: float) -> Schedule:
     """What was known to work before: everything every R-th step, linear, before the gate."""
-    return refresh(scores, steps, every=period(budget), closing=0, reuse="linear", hold="branch")
+    return refresh(scores, steps, every=period(budget), opening=False, closing=0, reuse="linear", hold="branch")
 
 
 def everything(scores: Scores, steps: int) -> Schedule:
