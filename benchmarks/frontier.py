@@ -48,6 +48,9 @@ def main(
     budgets: Annotated[
         list[float] | None, typer.Option("--budget", help="Shares of the work, instead of the case's own; repeat.")
     ] = None,
+    ours_only: Annotated[
+        bool, typer.Option("--ours-only", help="Pictures: measure the full run and the default again, keep the rest.")
+    ] = False,
     again: Annotated[bool, typer.Option(help="Measure what is in the file already, too.")] = False,
     draw_only: Annotated[bool, typer.Option("--draw-only", help="Measure nothing; draw what the file holds.")] = False,
     device: Annotated[str, typer.Option(help="Where to run.")] = "cuda" if torch.cuda.is_available() else "cpu",
@@ -60,23 +63,35 @@ def main(
         model_name = name.split(":")[0]
         if draw_only or (only and name not in only and model_name not in only):
             continue
-        if known["cases"].get(name, {}).get("complete") and not again:
+        if known["cases"].get(name, {}).get("complete") and not again and not ours_only:
             print(f"{name} is in {out} already")
             continue
         model = tenuto.load(model_name, device=torch.device(device), dtype=torch.float32)
         if "converged" in options and not converged:
             options = {**options, "converged": 0}
         options = {**options, "rankings": rankings, **({"budgets": tuple(budgets)} if budgets else {})}
+        rest: dict[str, list[Any]] = {"rows": [], "comparisons": []}
+        before = known["cases"].get(name, {})
+        if ours_only:
+            options["ours_only"] = True
+            mine = {kind: [one for one in known[kind] if one["case"] == name] for kind in rest}
+            rest["rows"] = [row for row in mine["rows"] if row["kind"] not in ("full", "ours")]
+            rest["comparisons"] = [one for one in mine["comparisons"] if "tenuto at" not in one["a"]]
         case = case_of(model, steps, samples=samples or count, seeds=seeds, batch=samples or count, **options)
 
-        def save(frontier: Frontier, complete: bool = False, name: str = name) -> None:
+        def save(
+            frontier: Frontier,
+            complete: bool = False,
+            name: str = name,
+            rest: dict[str, list[Any]] = rest,
+            before: dict[str, Any] = before,
+        ) -> None:
             for kind, found in (("rows", frontier.rows), ("comparisons", frontier.comparisons)):
                 known[kind] = [one for one in known[kind] if one["case"] != name]
-                known[kind] += [{"case": name, **one.to_json()} for one in found]
+                known[kind] += [{"case": name, **one.to_json()} for one in found] + rest[kind]
             precision = torch.get_float32_matmul_precision()
-            known["cases"][name] = provenance(
-                device, seed=0, precision=precision, converged=frontier.converged, complete=complete
-            )
+            made = provenance(device, seed=0, precision=precision, converged=frontier.converged, complete=complete)
+            known["cases"][name] = {**before, "ours": made} if ours_only and before else made
             write_json(out, known)
 
         save(measure(case, lambda text: print(text, flush=True), save), complete=True)

@@ -81,7 +81,8 @@ def _origin(record: Record, case: str) -> str:
     seeds, samples = len({row["seed"] for row in rows}), rows[0]["samples"]
     facts = [f"torch {made['torch']}", made["hardware"], *([made["date"]] if "date" in made else [])]
     counted = f"{seeds} seed{'s' if seeds > 1 else ''} of {samples} sample{'s' if samples > 1 else ''}"
-    return f"`{made['command']}` at {made['commit']}, {', '.join(facts)}. {counted}.\n"
+    again = f" The full run and ours: `{ours['command']}` at {ours['commit']}." if (ours := made.get("ours")) else ""
+    return f"`{made['command']}` at {made['commit']}, {', '.join(facts)}. {counted}.{again}\n"
 
 
 def _agreement(made: Mapping[str, Any], points: Sequence[Point]) -> list[str]:

@@ -28,6 +28,7 @@ def case_of(
     converged: int = 0,
     rivals: bool = True,
     rankings: bool = True,
+    ours_only: bool = False,
     block_length: int = 32,
 ) -> Case:
     """A model at one number of steps.
@@ -69,6 +70,7 @@ def case_of(
         budgets or BUDGETS,
         rivals,
         rankings,
+        ours_only,
     )
 
 

@@ -58,6 +58,7 @@ class Pictures:
     budgets: Sequence[float] = BUDGETS
     rivals: bool = True
     rankings: bool = True
+    ours_only: bool = False  # the full run and the default, to measure that again
 
     def draw(self, executor: Executor, steps: int, solver: Solver, seed: int, count: int | None = None) -> Tensor:
         wanted = list(self.wanted)[:count]
@@ -79,9 +80,9 @@ def measure_pictures(
     """Every point of a case, over all its seeds."""
     if not case.wanted:
         raise UsageError("Nothing was asked for, so there is nothing to measure.")
-    known = _calibration(case) if case.rivals else None
+    known = _calibration(case) if case.rivals and not case.ours_only else None
     scores = score(case.model)
-    points = Points(case.model, scores, case.steps, case.budgets, known, case.rivals, case.rankings)
+    points = Points(case.model, scores, case.steps, case.budgets, known, case.rivals, case.rankings, case.ours_only)
     measured = _Measured(case, scores)
     if case.converged:
         measured.find_converged(say)
