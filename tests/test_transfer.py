@@ -4,6 +4,7 @@ import math
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import transfer
-from transfer import FEWER, HELD, LINEAR, OURS, SAME, Denoiser, Levels
+from transfer import OURS, RIVALS, Denoiser, Levels
 
 from tenuto.measure.frontier.rows import HIGHEST
 from tenuto.policies import refresh
@@ -84,10 +85,18 @@ def test_with_the_whole_budget_the_output_is_that_of_the_full_run(denoiser: Deno
 
 
 def test_at_a_quarter_the_network_is_evaluated_as_often_as_the_row_says(denoiser: Denoiser) -> None:
-    for way, schedule in transfer.schedules(transfer.one_unit("made up", denoiser.module), 20, 0.25).items():
+    scores = transfer.one_unit("made up", denoiser.module)
+    for way, schedule in transfer.schedules(transfer.first_tried(scores, 20, 0.25), scores).items():
         before = denoiser.module.calls
         transfer.draw(denoiser, schedule, seeds=[0], samples=4)
         assert denoiser.module.calls - before == transfer.evaluations(schedule) == 5, way
+
+
+def test_what_was_first_tried_stays_what_it_was(denoiser: Denoiser) -> None:
+    scores = transfer.one_unit("made up", denoiser.module)
+    many, few = (transfer.first_tried(scores, steps, 0.25) for steps in (50, 20))
+    assert (many.reuse, np.flatnonzero(many.active[0]).tolist()) == ("cubic", [*range(0, 50, 5), 47, 48, 49])
+    assert (few.reuse, np.flatnonzero(few.active[0]).tolist()) == ("quadratic", [0, 4, 8, 12, 16])
 
 
 def test_a_sample_depends_on_its_own_noise_alone(denoiser: Denoiser) -> None:
@@ -114,13 +123,12 @@ def test_levels_of_a_discrete_process_are_its_own_and_both_ends_are_among_them()
 def test_a_network_is_measured_and_told_of(denoiser: Denoiser) -> None:
     found = transfer.measure(denoiser, [20, 12], [0.5, 0.25], samples=3, seeds=2)
     assert [row["dB"] for row in found["rows"] if row["way"] == "full"] == [HIGHEST] * 2
-    assert {row["way"] for row in found["rows"]} == {"full", OURS, SAME, LINEAR, HELD, FEWER}
-    assert len(found["comparisons"]) == 2 * 2 * 4
+    assert {row["way"] for row in found["rows"]} == {"full", OURS, *RIVALS}
+    assert len(found["comparisons"]) == 2 * 2 * 2 * len(RIVALS)
     made = {"command": "python benchmarks/transfer.py", "commit": "abc", "torch": "2", "hardware": "a chip", "date": ""}
     record = {
         "provenance": made,
         "packages": {"none": {"version": "1", "licence": "MIT"}},
-        "steps": [20, 12],
         "samples": 3,
         "seeds": 2,
         "networks": {"made up": found["network"]},
