@@ -19,7 +19,6 @@ another one that runs meanwhile goes by skipping, and says so.
 import inspect
 import warnings
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,14 +28,14 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from tenuto.chain import Chain, activation_bytes, chain_of, output_bytes
 from tenuto.compilation import compiling, plainly
 from tenuto.errors import ScheduleError, UsageError, first_line
 from tenuto.graphs import Graphs, Signature, hashable, signature_of
-from tenuto.holding import Holding, Padded, Planes, References, Unplanned
-from tenuto.plan import Plan, extrapolation_weights, fitting_plan, make_plan
+from tenuto.holding import Holding, Outputs, Padded, Planes, References, Unplanned
+from tenuto.plan import Plan, fitting_plan, make_plan
 from tenuto.policies import with_fewer_lifetimes
 from tenuto.residual import Residual, plain
 from tenuto.rows import Keys
@@ -339,44 +338,6 @@ def units_of(schedule: Schedule) -> Schedule:
     if schedule.hold not in ("output", "keys"):
         return schedule
     return replace(schedule, active=np.ones_like(schedule.active), reuse="hold", hold="update", rows="none")
-
-
-class Outputs:
-    """The last outputs of the network, extrapolated at steps that do not evaluate it."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.computed = schedule.full_steps.tolist()
-        self._kept: deque[tuple[int, Any]] = deque(maxlen=schedule.order + 1)  # (step, output), newest first
-
-    def keep(self, step: int, output: Any) -> int:
-        """Copies, for whoever is given the output may write into it; returns the bytes that are kept now."""
-        for leaf in tree_flatten(output)[0]:
-            if not isinstance(leaf, Tensor | None | bool | int | float | str):
-                raise ScheduleError(
-                    f"The network gives a {type(leaf).__name__}, which cannot be extrapolated; hold its units instead "
-                    "of its output (hold='branch')."
-                )
-        self._kept.appendleft((step, tree_map_only(Tensor, torch.clone, output)))
-        leaves, _ = tree_flatten([kept for _, kept in self._kept])
-        return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
-
-    def at(self, step: int) -> Any:
-        weights = extrapolation_weights([node for node, _ in self._kept], step)
-        trees = [tree_flatten(kept) for _, kept in self._kept]
-        leaves = [
-            _weighted(values, weights) if isinstance(values[0], Tensor) else values[0]
-            for values in zip(*(leaves for leaves, _ in trees), strict=True)
-        ]
-        return tree_unflatten(leaves, trees[0][1])
-
-
-def _weighted(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """In float32 at least: the weights are larger than one and of both signs."""
-    wide = torch.promote_types(values[0].dtype, torch.float32)
-    total = weights[0] * values[0].to(wide)
-    for value, weight in zip(values[1:], weights[1:], strict=True):
-        total.add_(value.to(wide), alpha=weight)
-    return total.to(values[0].dtype)
 
 
 class Stage:

@@ -1,15 +1,17 @@
 """The residuals that carry out a plan: what is kept where, and what is added in place of a held unit.
 
 `Holding` computes what a step's program says and nothing else. `Padded` computes everything and selects, so that one
-program serves every step.
+program serves every step. `Outputs` is no residual: where the output is held, steps in between ask the network nothing.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from tenuto.chain import Chain
 from tenuto.compilation import computed
@@ -315,3 +317,41 @@ class Padded:
         else:
             planes[0].copy_(put_(chosen, self.rows, take(value, self.rows)))
         return computed(h, lambda: chosen, gate)[0]
+
+
+class Outputs:
+    """The last outputs of the network, extrapolated at steps that do not evaluate it."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.computed = schedule.full_steps.tolist()
+        self._kept: deque[tuple[int, Any]] = deque(maxlen=schedule.order + 1)  # (step, output), newest first
+
+    def keep(self, step: int, output: Any) -> int:
+        """Copies, for whoever is given the output may write into it; returns the bytes that are kept now."""
+        for leaf in tree_flatten(output)[0]:
+            if not isinstance(leaf, Tensor | None | bool | int | float | str):
+                raise ScheduleError(
+                    f"The network gives a {type(leaf).__name__}, which cannot be extrapolated; hold its units instead "
+                    "of its output (hold='branch')."
+                )
+        self._kept.appendleft((step, tree_map_only(Tensor, torch.clone, output)))
+        leaves, _ = tree_flatten([kept for _, kept in self._kept])
+        return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
+
+    def at(self, step: int) -> Any:
+        weights = extrapolation_weights([node for node, _ in self._kept], step)
+        trees = [tree_flatten(kept) for _, kept in self._kept]
+        leaves = [
+            _weighted(values, weights) if isinstance(values[0], Tensor) else values[0]
+            for values in zip(*(leaves for leaves, _ in trees), strict=True)
+        ]
+        return tree_unflatten(leaves, trees[0][1])
+
+
+def _weighted(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """In float32 at least: the weights are larger than one and of both signs."""
+    wide = torch.promote_types(values[0].dtype, torch.float32)
+    total = weights[0] * values[0].to(wide)
+    for value, weight in zip(values[1:], weights[1:], strict=True):
+        total.add_(value.to(wide), alpha=weight)
+    return total.to(values[0].dtype)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from tenuto.compilation import computed
 from tenuto.errors import UsageError
-from tenuto.executor import Executor, Outputs
-from tenuto.holding import Unplanned
+from tenuto.executor import Executor
+from tenuto.holding import Outputs, Unplanned
 from tenuto.measure.quality import ALIKE, psnr
 from tenuto.models import Model
 from tenuto.policies.refreshing import like, reuse_for
