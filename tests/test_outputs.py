@@ -105,6 +105,7 @@ def test_a_check_says_how_far_off_the_output_was():
     assert made.hold == "output"
     result = check(model, made, [0])
     assert (result.errors[:, 1::2] > 0).all() and (result.errors[:, ::2] == 0).all()
+    assert [unit for unit, _, _ in result.worst_units()] == ["the output"] * 3
     assert result.likeness[0] == pytest.approx(float(tenuto.psnr(*both(model, made))[0]), abs=0.01)
 
 

@@ -79,7 +79,7 @@ def _record(result: Check, better: Check | None, asked: list[Any]) -> dict[str, 
 def _tell(result: Check, better: Check | None, schedule: Schedule, idle: int, png: Path | None) -> None:
     out.print(f"[bold]{'Safe' if result.safe else 'Not safe'}[/]: {result.verdict} ({len(result.likeness)} compared).")
     for unit, step, error in result.worst_units():
-        out.print(f"  furthest off: {unit} at step {step}, by {error:.1%} of the stream")
+        out.print(f"  furthest off: {unit} at step {step}, by {error:.1%}")
     if result.text and idle:
         out.print(
             f"At {idle} of {schedule.steps} steps every unit is held. A language model has no timestep to tell those "
