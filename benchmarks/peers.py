@@ -111,8 +111,8 @@ def plain(module: Any, case: Case, stack: ExitStack) -> Run:
     return Run(module)
 
 
-def whole(module: Any, case: Case, stack: ExitStack) -> Run:
-    return Run(torch.compile(module, dynamic=False))
+def whole(module: Any, case: Case, stack: ExitStack, mode: str = "default") -> Run:
+    return Run(torch.compile(module, dynamic=False, mode=mode))
 
 
 def hooked(apply: Callable[[Any], object], module: Any, case: Case, stack: ExitStack, every: int = 0) -> Run:
@@ -189,19 +189,20 @@ def dit_peers(case: Case) -> Iterator[Peer]:
     named = [r"transformer_blocks\.\d+\.(attn1|ff)"]
     yield Peer("eager", plain)
     yield Peer("torch.compile", whole, share=1.0, compiles=True)
+    yield Peer("torch.compile, max-autotune", partial(whole, mode="max-autotune"), share=1.0, compiles=True)
     yield Peer("diffusers FirstBlockCache", partial(hooked, first_block, every=EVERY))
     yield Peer("diffusers TaylorSeer, default", partial(hooked, taylorseer))
     yield Peer("diffusers TaylorSeer, attn1 and ff", partial(hooked, partial(taylorseer, names=named)))
     yield Peer("diffusers MagCache", partial(hooked, partial(magcache, case.steps)))
     yield Peer("cache-dit DBCache", dbcache)
-    yield from our_peers(case, "branch", "update")
+    yield from our_peers(case, "branch", "update", "output")
     yield Peer("eager, again", plain)  # tells whether the machine was the same all along
 
 
 def sdxl_peers(case: Case) -> Iterator[Peer]:
     yield Peer("eager", plain)
     yield Peer("DeepCache", deepcache)
-    yield from our_peers(case, "branch")
+    yield from our_peers(case, "branch", "output")
     yield Peer("eager, again", plain)  # tells whether the machine was the same all along
 
 

@@ -230,6 +230,29 @@ def test_memory_that_cannot_be_kept_to_is_refused():
         run(Executor(Net(), table(["#..#..#.."] * 8, "linear", "branch"), memory=100))
 
 
+def test_lifetimes_of_neighbours_are_made_alike_where_memory_is_short():
+    rows = [
+        "#.........",
+        "########..",
+        "##........",
+        "#######...",
+        "###.......",
+        "########..",
+        "#.........",
+        "######....",
+    ]
+    schedule = table(rows)
+    alone = make_plan(schedule, chain_of(Net(), next(inputs(1)), {})).cache_bytes
+    executor = Executor(Net(), schedule, memory=alone - PLANE)
+    got = run(executor)
+    assert executor.report().cache_bytes < alone
+    assert "each that of 2 neighbours" in executor.report().given_up
+    pairs = [4, 4, 4, 4, 6, 6, 4, 4]  # the means, halves to even
+    alike = table(["#" * last + "." * (10 - last) for last in pairs])
+    for a, b in zip(got, expected(Net(), alike), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
 def test_a_bound_on_graphs_merges_the_nearest_lifetimes():
     rows = ["#.........", "##........", "##........", "#####.....", "######....", "########..", *["##########"] * 2]
     assert len(make_plan(table(rows), chain_of(Net(), next(inputs(1)), {})).programs) > 6

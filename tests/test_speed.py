@@ -32,12 +32,14 @@ def test_every_way_there_is_on_this_device_is_timed(subject):
     assert [row.schedule for row in rows] == [
         "full",
         "lifetimes 35%",
-        *(f"refresh {n}" for n in PERIODS),
-        f"refresh {PERIODS[-1]}, update held",
+        *(f"refresh {n}{held}" for n in PERIODS[:-1] for held in ("", ", output held")),
+        *(f"refresh {PERIODS[-1]}{held}" for held in ("", ", update held", ", output held")),
     ]
     assert rows[0].speedup_over_eager == 1 and rows[0].budget == 1
     assert all(row.ms_per_generation == pytest.approx(row.steps * row.ms_per_evaluation) for row in rows)
-    assert rows[-1].cache_bytes < rows[-2].cache_bytes  # sums of neighbours instead of each by itself
+    assert (
+        rows[-1].cache_bytes < rows[-2].cache_bytes < rows[-3].cache_bytes
+    )  # outputs, sums of neighbours, each by itself
 
 
 def test_inputs_are_those_a_sampler_gives(subject):

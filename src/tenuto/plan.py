@@ -20,6 +20,7 @@ import torch
 
 from tenuto.chain import Chain, Link
 from tenuto.errors import ScheduleError
+from tenuto.policies.lifetimes import is_of_lifetimes, with_neighbours_alike
 from tenuto.schedules import Hold, Reuse, Schedule
 
 
@@ -115,7 +116,8 @@ def fitting_plan(schedule: Schedule, chain: Chain, memory: int) -> tuple[Plan, s
     """A plan whose caches take at most `memory` bytes, and what was given up for it; "" means nothing.
 
     Lower orders of extrapolation need fewer buffers, and updates held after their gate are summed with their
-    neighbours'. They are tried in this order, which is that of the quality they cost.
+    neighbours'. They are tried in this order, which is that of the quality they cost. Lifetimes that are still kept in
+    too many buffers are then made alike among neighbours, in groups as small as will do.
     """
     reuses = get_args(Reuse)[: schedule.order + 1][::-1]
     holds: tuple[Hold, ...] = ("branch", "update") if schedule.hold == "branch" else ("update",)
@@ -128,6 +130,16 @@ def fitting_plan(schedule: Schedule, chain: Chain, memory: int) -> tuple[Plan, s
                 ["what is held is the update after the gate, not the branch before it"] if hold != schedule.hold else []
             )
             return plan, "; ".join(lost)
+        least = min(plan.cache_bytes, least or plan.cache_bytes)
+    grouped = len(schedule.units) // 2 + 1 if is_of_lifetimes(schedule) else 0
+    for size in range(2, grouped):
+        alike = replace(with_neighbours_alike(schedule, size), reuse="hold", hold="update")
+        plan = make_plan(alike, chain)
+        if plan.cache_bytes <= memory:
+            return plan, (
+                f"{len(set(schedule.lifetimes))} lifetimes became {-(-len(schedule.units) // size)}, each that of "
+                f"{size} neighbours: {alike.budget:.1%} of the unit-steps are computed, not {schedule.budget:.1%}"
+            )
         least = min(plan.cache_bytes, least or plan.cache_bytes)
     raise ScheduleError(
         f"No way to run this schedule keeps less than {least:,} bytes, and {memory:,} are allowed. Compute more, keep "

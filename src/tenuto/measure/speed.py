@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tenuto.errors import ScheduleError
 from tenuto.executor import Executor, Mode
 from tenuto.integrations.blocks import TEXT_TOKENS
 from tenuto.models.architecture import Architecture
@@ -28,6 +29,7 @@ Inputs = tuple[Sequence[Any], Mapping[str, Any]]
 PERIODS = (2, 3, 5, 8)  # of the refresh schedules
 BLOCK = 32  # tokens of text whose logits are wanted
 VARIANTS = 3  # different inputs, taken in turns
+MEMORY = 0.05  # of what full inference takes, that caches may take in one of the rungs
 FULL_STEPS = 8  # evaluations in a generation that computes everything: all are alike
 
 
@@ -61,6 +63,8 @@ class Rung:
     mode: Mode
     compiled: bool
     schedule: Schedule | None
+    memory: float | None = None  # that may be kept, as a share of what full inference takes
+    offload: bool = False
 
 
 @dataclass
@@ -88,6 +92,7 @@ class Row:
     capture_s: float = 0.0
     first_s: float = 0.0  # the first generation, in which graphs are recorded
     compile_s: float | None = None
+    given_up: str = ""  # for the bound on memory
 
     def to_json(self) -> dict[str, Any]:
         return {key: round(value, 6) if isinstance(value, float) else value for key, value in asdict(self).items()}
@@ -141,12 +146,16 @@ def ladder(subject: Subject, budget: float, steps: int, quick: bool = False) -> 
         if not quick:
             rungs.append(Rung(named, "padded", True, paper))
         rungs.append(Rung(named, "jagged", True, paper))
+        rungs.append(Rung(f"{named} in {MEMORY:.0%} of memory", "jagged", True, paper, memory=MEMORY))
+        rungs.append(Rung(f"{named}, offloaded", "jagged", True, paper, offload=True))
     mode: Mode = "jagged" if gpu else "skip"
     for n in PERIODS:
         length = n * -(-steps // (2 * n))
         rungs.append(Rung(f"refresh {n}", mode, gpu, refreshed(units, length, n)))
-        if n == PERIODS[-1]:
-            rungs.append(Rung(f"refresh {n}, update held", mode, gpu, refreshed(units, length, n, "linear", "update")))
+        held: tuple[Hold, ...] = ("update", "output") if n == PERIODS[-1] else () if quick else ("output",)
+        rungs += [
+            Rung(f"refresh {n}, {hold} held", mode, gpu, refreshed(units, length, n, "linear", hold)) for hold in held
+        ]
     return rungs
 
 
@@ -215,7 +224,13 @@ def measure(
     for rung in rungs:
         if rung.compiled and compile_seconds is None:
             compile_seconds = _compile(subject)
-        row = _time(subject, rung, repeats)
+        eager = known.get(("eager", False, "full"))
+        allowed = int(rung.memory * eager.peak_bytes) if rung.memory and eager and eager.peak_bytes else None
+        try:
+            row = _time(subject, rung, repeats, allowed)
+        except ScheduleError as error:
+            say(f"{subject.model} {subject.setting}  {rung.name}: {error}")
+            continue
         row.compile_s = compile_seconds if rung.compiled else None
         known[rung.mode, rung.compiled, rung.name] = row
         _compare(row, rung, known)
@@ -233,11 +248,13 @@ def _compile(subject: Subject) -> float:
     return time.perf_counter() - start
 
 
-def _time(subject: Subject, rung: Rung, repeats: int) -> Row:
+def _time(subject: Subject, rung: Rung, repeats: int, memory: int | None = None) -> Row:
     schedule = rung.schedule
     full = schedule is None
     steps = FULL_STEPS if schedule is None else schedule.steps
-    executor = Executor(subject.network, schedule, mode=rung.mode, compiled=rung.compiled)
+    executor = Executor(
+        subject.network, schedule, mode=rung.mode, compiled=rung.compiled, memory=memory, offload=rung.offload
+    )
     # The first generation records what is to be recorded, and warms up.
     first = _seconds(lambda: _generate(executor, subject, steps), subject.device)
     on_gpu = subject.device.type == "cuda"
@@ -270,6 +287,7 @@ def _time(subject: Subject, rung: Rung, repeats: int) -> Row:
         graphs=report.graphs,
         capture_s=report.capture_seconds,
         first_s=first,
+        given_up=report.given_up,
     )
 
 

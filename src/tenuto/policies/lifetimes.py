@@ -91,9 +91,8 @@ def with_fewer_lifetimes(schedule: Schedule, most: int) -> Schedule:
     """
     if most < 1:
         raise UsageError(f"At least one lifetime must remain, not {most}.")
+    _check_lifetimes(schedule)
     last = np.array(schedule.lifetimes)
-    if not (schedule.active == lifetime_pattern(last, schedule.steps)).all():
-        raise UsageError("Only schedules of lifetimes can be merged; this one refreshes units after holding them.")
     while len(values := np.unique(last)) > most:
         counts = [int((last == value).sum()) for value in values]
         costs = [
@@ -104,6 +103,31 @@ def with_fewer_lifetimes(schedule: Schedule, most: int) -> Schedule:
         last[last == values[rarer]] = values[commoner]
     policy = {**schedule.policy, "lifetimes_at_most": most}
     return replace(schedule, active=lifetime_pattern(last, schedule.steps), policy=policy)
+
+
+def with_neighbours_alike(schedule: Schedule, size: int) -> Schedule:
+    """The schedule with neighbours in groups of so many, each with its group's mean lifetime.
+
+    Units held next to each other are kept as one sum, so this needs fewer buffers; the work stays what it was, up to
+    rounding.
+    """
+    _check_lifetimes(schedule)
+    last = np.array(schedule.lifetimes)
+    for first in range(0, len(last), size):
+        group = slice(first, first + size)
+        last[group] = max(1, round(float(last[group].mean())))
+    policy = {**schedule.policy, "neighbours_alike": size}
+    return replace(schedule, active=lifetime_pattern(last, schedule.steps), policy=policy)
+
+
+def is_of_lifetimes(schedule: Schedule) -> bool:
+    """Whether every unit is computed up to some step and held for good after it."""
+    return bool((schedule.active == lifetime_pattern(np.array(schedule.lifetimes), schedule.steps)).all())
+
+
+def _check_lifetimes(schedule: Schedule) -> None:
+    if not is_of_lifetimes(schedule):
+        raise UsageError("Only schedules of lifetimes can be merged; this one refreshes units after holding them.")
 
 
 def _exact(product: float) -> float:
