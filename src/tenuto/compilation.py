@@ -25,15 +25,19 @@ _on: ContextVar[bool] = ContextVar("compiling", default=False)
 _deferring: ContextVar[bool] = ContextVar("deferring", default=False)
 VARIANTS = 64  # of one function: a UNet has a score of shapes
 # Norms of uncommon widths run three times as fast when the kernels' block sizes are tried out.
-OPTIONS: dict[str, Any] = {"max_autotune_pointwise": True, "coordinate_descent_tuning": True}
+TUNED: dict[str, Any] = {"max_autotune_pointwise": True, "coordinate_descent_tuning": True}
 
 
 class branch_function:
-    """A function of a block and tensors, compiled where that is asked for."""
+    """A function of a block and tensors, compiled where that is asked for.
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    tuned  try kernels' block sizes out; not for functions of many shapes, each of which would take seconds
+    """
+
+    def __init__(self, function: Callable[..., Any], tuned: bool = True) -> None:
         update_wrapper(self, function)
         self.function = function
+        self.tuned = tuned
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 
     def __call__(self, *args: Any, **options: Any) -> Any:
@@ -45,11 +49,14 @@ class branch_function:
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if function not in self._compiled:
-            self._compiled[function] = torch.compile(function, dynamic=False, options=OPTIONS)
+            self._compiled[function] = torch.compile(function, dynamic=False, options=TUNED if self.tuned else None)
         return self._compiled[function]
 
     def __get__(self, block: Any, owner: Any = None) -> Any:
         return self if block is None else partial(self, block)
+
+
+function_of_many_shapes = partial(branch_function, tuned=False)
 
 
 @dataclass(frozen=True)

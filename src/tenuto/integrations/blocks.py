@@ -10,7 +10,7 @@ from diffusers.models.attention import _chunked_feed_forward
 from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
-from tenuto.compilation import branch_function
+from tenuto.compilation import branch_function, function_of_many_shapes
 from tenuto.errors import TenutoError
 from tenuto.residual import Deferred, Residual
 from tenuto.units import Component, Matrix, Unit
@@ -234,7 +234,7 @@ def dit_forward(
     )
 
 
-@branch_function
+@function_of_many_shapes
 def attend(norm: Any, attention: Any, x: Tensor, context: Tensor | None, mask: Tensor | None, **options: Any) -> Tensor:
     return attention(norm(x), encoder_hidden_states=context, attention_mask=mask, **options)
 
@@ -246,7 +246,7 @@ def attend_modulated(
     return block.attn1(block.norm1.norm(x) * (1 + scale[:, None]) + shift[:, None], attention_mask=mask, **options)
 
 
-@branch_function
+@function_of_many_shapes
 def feed_forward(block: Any, x: Tensor) -> Tensor:
     return _feed_forward(block, block.norm3(x))
 
@@ -268,7 +268,7 @@ def enter_forward(transformer: Any, name: str, residual: Residual, image: Tensor
     return enter(transformer, image), width
 
 
-@branch_function
+@function_of_many_shapes
 def enter(transformer: Any, image: Tensor) -> Tensor:
     x = transformer.norm(image)
     if transformer.use_linear_projection:
@@ -283,7 +283,7 @@ def leave_forward(
     return leave(transformer, hidden_states, residual)
 
 
-@branch_function
+@function_of_many_shapes
 def leave(transformer: Any, x: Tensor, image: Tensor) -> Tensor:
     size = image.shape[2:]
     # The picture first: the sum then lies in memory as it does, and not as the tokens do.
@@ -310,7 +310,7 @@ def resnet_forward(
     return h if block.output_scale_factor == 1 else h / block.output_scale_factor
 
 
-@branch_function
+@function_of_many_shapes
 def convolve(block: Any, x: Tensor, temb: Tensor | None) -> Tensor:
     x = block.conv1(block.nonlinearity(block.norm1(x)))
     shift = temb
