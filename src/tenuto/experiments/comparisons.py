@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import numpy as np
+
 from tenuto.executor import Executor
 from tenuto.experiments.lab import Lab
 from tenuto.experiments.operating import SMALL
@@ -10,10 +12,11 @@ from tenuto.experiments.rows import Result, Row, verdict_of
 from tenuto.experiments.trials import Bench, PictureBench, Trial, Way, difference, scheduled
 from tenuto.experiments.ways import BUDGETS, in_full, ours, quality_rows, spectral, tried
 from tenuto.measure.block_caches import block_cache_at, blocks_of, changes, delta_dit
-from tenuto.measure.rivals import DeepCache, deep_cache_schedule
+from tenuto.measure.rivals import DeepCache, deep_cache_schedule, schedule_for
 from tenuto.policies import lifetimes
 from tenuto.policies.composition import both
 from tenuto.samplers.diffusion import Solver
+from tenuto.schedules import Schedule
 
 # method -> (the paper's latency over full inference's, FID over full inference's), by family
 PAPER: dict[str, dict[str, tuple[float | None, float]]] = {
@@ -130,8 +133,14 @@ def _deep_cache(bench: Bench) -> Way:
     return scheduled(bench.model, lambda steps, blocks: _deep_schedule(bench, steps))
 
 
-def _deep_schedule(bench: Bench, steps: int):  # type: ignore[no-untyped-def]
-    return deep_cache_schedule(bench.model, steps, EVERY)
+def _deep_schedule(bench: Bench, steps: int) -> Schedule:
+    """What DeepCache computes, updates held; of a transformer, the first and the last block at every step."""
+    if bench.family == "unet":
+        return deep_cache_schedule(bench.model, steps, EVERY)
+    blocks = np.array(blocks_of([unit.name for unit in bench.model.units]))
+    outer = (blocks == 0) | (blocks == blocks[-1])
+    active = outer[:, None] | (np.arange(steps) % EVERY == 0)[None, :]
+    return schedule_for(bench.model, active, "update", {"name": "deep_cache", "every": EVERY})
 
 
 def _block_caching(bench: PictureBench, steps: int, budget: float) -> Way:

@@ -7,7 +7,7 @@ from tenuto.experiments.operating import SMALL
 from tenuto.experiments.rows import Figure, Panel, Result, Row, verdict_of
 from tenuto.experiments.trials import Bench, Trial, Way, difference, scheduled
 from tenuto.experiments.ways import BUDGETS, in_full, quality_rows, tried
-from tenuto.measure.sensitivity import rank_correlation
+from tenuto.measure.sensitivity import orientation, scr_and_stable_rank
 from tenuto.policies import anchors
 from tenuto.policies.rankings import STATISTICS, Statistic, ranked_lifetimes, statistic_of
 from tenuto.scores import Scores
@@ -101,9 +101,9 @@ def rankings(lab: Lab) -> Result:
                         note=f"paired, p = {p:.2g}; {ranking} oriented {turned[ranking]:+d}",
                     )
                 )
-        rho, p = rank_correlation(statistic_of(bench.scores, "scr"), statistic_of(bench.scores, "stable_rank"))
+        both = scr_and_stable_rank(bench.scores)
         rows.append(
-            Row("Spearman ρ of SCR and stable rank", name, SPEARMAN.get(bench.family), rho, note=f"p = {p:.2g}")
+            Row("Spearman ρ of SCR and stable rank", name, SPEARMAN.get(bench.family), both.rho, note=f"p = {both.p:.2g}")
         )
         shown = {"held for good": frozen, **({"refreshed": fresh} if fresh else {})}
         panels.append(
@@ -126,10 +126,9 @@ def rankings(lab: Lab) -> Result:
 def orientations(lab: Lab, bench: Bench) -> dict[str, int]:
     """Of each ranking, whether a larger number means a longer life: as measured freeze errors say, once."""
     from tenuto.experiments.sensitivity import freeze_errors_of
-    from tenuto.measure.sensitivity import orientation
 
     errors = freeze_errors_of(lab, bench)
-    found = {name: orientation(statistic_of(bench.scores, NAMES[name]), errors) for name in NAMES}
+    found = {name: orientation(statistic_of(bench.scores, NAMES[name]), errors).sign for name in NAMES}
     return {**found, "random": 1, "SCR/Frobenius": 1}
 
 

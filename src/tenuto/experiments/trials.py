@@ -76,6 +76,10 @@ class Bench(Protocol):
     @property
     def family(self) -> str: ...
 
+    def sample(self, steps: int, count: int | None = None) -> Callable[[Executor], Tensor]:
+        """From an executor to what it makes of the first seed's samples, in so many steps."""
+        ...
+
     @property
     def scores(self) -> Scores: ...
 
@@ -138,6 +142,9 @@ class PictureBench(_Bench):
         self._judge(found, torch.cat(images), base)
         return found
 
+    def sample(self, steps: int, count: int | None = None) -> Callable[[Executor], Tensor]:
+        return lambda executor: self.case.draw(executor, steps, "ddim", self.seeds[0], count)
+
     def full(self, steps: int) -> tuple[list[Tensor], float]:
         """The full run's pictures of every seed, and its seconds a sample, as anyone would run it: eagerly."""
         if steps not in self._full:
@@ -169,12 +176,13 @@ class PictureBench(_Bench):
         if judge.statistics is None:
             return
         if base not in self._seen:
-            self._seen[base] = judge.features(torch.cat(self.full(base)[0]))
-        seen, full = judge.features(images), self._seen[base]
+            self._seen[base] = judge.features(torch.cat(self.full(base)[0])).cpu()
+        # Eigenvalues of small matrices are a matter for the CPU.
+        seen, full, real = judge.features(images).cpu(), self._seen[base], judge.statistics.to("cpu")
         if len(seen) > seen.shape[1]:
-            found.figures["fid"] = frechet_interval(seen, judge.statistics)
-            found.figures["full_fid"] = frechet_interval(full, judge.statistics)
-            found.figures["fid_delta"] = paired_frechet_delta(seen, full, judge.statistics)
+            found.figures["fid"] = frechet_interval(seen, real)
+            found.figures["full_fid"] = frechet_interval(full, real)
+            found.figures["fid_delta"] = paired_frechet_delta(seen, full, real)
 
 
 class TextBench(_Bench):
@@ -207,6 +215,12 @@ class TextBench(_Bench):
         if loss is not None and full_loss is not None:
             found.values["likelihood"] = (full_loss - loss).tolist()  # nats a token, over the full run's
         return found
+
+    def sample(self, steps: int, count: int | None = None) -> Callable[[Executor], Tensor]:
+        """Answers of as many tokens as steps, so that one is written at each."""
+        asked = [problem["prompt"] for problem in self.some("text", self.seeds[0])[:count]]
+        sampling = MaskedSampling(steps=steps, length=steps, block_length=steps, stop_at_eos=False)
+        return lambda executor: generate_tokens(executor, asked, sampling=sampling, batch=len(asked))
 
     def _written(self, way: Way, steps: int) -> tuple[Tensor, float, Tensor | None]:
         """Continuations, seconds each, and how unlikely the judge finds them."""
