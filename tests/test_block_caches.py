@@ -37,11 +37,11 @@ def test_rear_blocks_are_held_early_and_front_blocks_late(model):
 
 @torch.no_grad()
 def test_what_is_held_is_the_deviation_across_the_range(model):
-    """As published: at a step in between, the stream behind the held blocks is what comes in plus the deviation then."""
-    network, torch_inputs = model.network, []
+    """As published: in between, the stream behind the held blocks is what comes in plus the deviation of then."""
+    network, calls = model.network, []
     for step in range(2):
         torch.manual_seed(step)
-        torch_inputs.append((torch.randn(1, 1, 8, 8), torch.tensor([900 - 20 * step]), torch.tensor([1])))
+        calls.append((torch.randn(1, 1, 8, 8), torch.tensor([900 - 20 * step]), torch.tensor([1])))
     parts = {}
 
     def streams(call, before=None):
@@ -59,13 +59,13 @@ def test_what_is_held_is_the_deviation_across_the_range(model):
             h = h + m[5] * block.feed(h, m[3], m[4])
         return h
 
-    deviation = streams(torch_inputs[0]) - parts["in"]
-    want = streams(torch_inputs[1], deviation)
+    deviation = streams(calls[0]) - parts["in"]
+    want = streams(calls[1], deviation)
     seen = []
     network.final_layer.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
     try:
         generation = Executor(network, delta_dit(model, 2, every=2, cached=2, boundary=1.0), mode="skip").start()
-        for call in torch_inputs:
+        for call in calls:
             generation(*call)
     finally:
         network.final_layer._forward_pre_hooks.clear()

@@ -67,7 +67,7 @@ def ranked_lifetimes(
     orientation  1: the larger the number the longer the life; −1: the shorter (`measure.sensitivity.orientation`)
     """
     values = statistic_of(scores, ranking, seed)
-    policy = {"name": "ranked_lifetimes", "ranking": ranking, "orientation": orientation}
+    policy: dict[str, object] = {"name": "ranked_lifetimes", "ranking": ranking, "orientation": orientation}
     if ranking == "random":
         policy["seed"] = seed
     return _given_out(scores, steps, values, policy, orientation, budget, tau, min_lifetime, reuse, hold)
@@ -87,7 +87,7 @@ def lifetimes_by(
     hold: Hold = "update",
 ) -> Schedule:
     """The same in the order of numbers that were measured; `name` says what they are."""
-    policy = {"name": "ranked_lifetimes", "ranking": name, "orientation": orientation}
+    policy: dict[str, object] = {"name": "ranked_lifetimes", "ranking": name, "orientation": orientation}
     numbers = np.asarray(values, dtype=np.float64)
     return _given_out(scores, steps, numbers, policy, orientation, budget, tau, min_lifetime, reuse, hold)
 
