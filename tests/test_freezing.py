@@ -1,20 +1,14 @@
 """Training-time freezing: what is frozen stays, what is counted is trained, and every method learns."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import random_dit, write_checkpoint
 from test_llada import TINY as LLADA
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
-
-import freezing
-
 import tenuto
 from tenuto.errors import UsageError
+from tenuto.experiments import tuning as freezing
 from tenuto.models import Model, llada
 from tenuto.models.llada import LLaDA
 from tenuto.policies import statistic_of

@@ -347,7 +347,8 @@ RESULTS = Path("results") / "experiments"
 
 
 @app.command(
-    epilog="Example: tenuto experiment rankings --model tiny-dit --samples 20 · tenuto experiment all --device cuda --resume"
+    epilog="Example: tenuto experiment rankings --model tiny-dit --samples 20"
+    " · tenuto experiment all --device cuda --resume"
 )
 def experiment(
     names: Annotated[

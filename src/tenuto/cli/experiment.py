@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from tenuto import __version__
 from tenuto.cli.console import err, out, print_json, say
 from tenuto.cli.generate import check_device
 from tenuto.errors import TenutoError, UsageError
@@ -31,14 +32,20 @@ def run(
     if models and checkpoint:
         raise UsageError("Give models, or a checkpoint to do the experiment on, not both.")
     chosen = [experiment(name) for name in (EXPERIMENTS if names == ["all"] else names)]
+    for one in chosen:
+        check_writable(folder / f"{one.name}.json")
+    notes = folder / ".trials.jsonl"
+    if not resume:
+        notes.unlink(missing_ok=True)
+    journal = Journal(notes, {"tenuto": __version__, "device": place.type})
     records = []
     for one in chosen:
         on = [str(checkpoint)] if checkpoint else models or list(one.models)
-        check_writable(folder / f"{one.name}.json")
-        record = _done(one, on, samples or one.samples, seeds or one.seeds, steps, resume, folder, str(place))
+        record = _done(one, on, samples or one.samples, seeds or one.seeds, steps, folder, str(place), journal)
         records.append(record)
         if not as_json:
             _tell(record)
+    journal.done()
     if as_json:
         print_json(records[0] if len(records) == 1 else records)
 
@@ -55,15 +62,10 @@ def _done(
     samples: int,
     seeds: int,
     steps: int | None,
-    resume: bool,
     folder: Path,
     device: str,
+    journal: Journal,
 ) -> dict[str, Any]:
-    notes = folder / f".{one.name}.jsonl"
-    job = {"experiment": one.name, "samples": samples, "seeds": seeds, "steps": steps, "device": device.split(":")[0]}
-    if not resume:
-        notes.unlink(missing_ok=True)
-    journal = Journal(notes, job)
     with err.status(one.title) as status:
         lab = Lab(
             models,
@@ -88,7 +90,6 @@ def _done(
     }
     write_json(folder / f"{one.name}.json", record)
     draw_one(record, folder)
-    journal.done()
     return record
 
 
@@ -131,7 +132,14 @@ def _html(records: list[dict[str, Any]], folder: Path, path: Path) -> None:
     tables, pictures = [], []
     for record in records:
         rows = [
-            (row["model"], row["quantity"], number(row["paper"]), number(row["measured"]), interval(row), HOLDS[row["holds"]])
+            (
+                row["model"],
+                row["quantity"],
+                number(row["paper"]),
+                number(row["measured"]),
+                interval(row),
+                HOLDS[row["holds"]],
+            )
             for row in record["rows"]
         ]
         tables.append(Table(record["title"], head, rows, f"The paper: {record['claim']} Here: {record['verdict']}"))
@@ -161,6 +169,11 @@ def _tell(record: dict[str, Any]) -> None:
         from tenuto.report.experiments import HOLDS, interval
 
         table.add_row(
-            row["model"], row["quantity"], number(row["paper"]), number(row["measured"]), interval(row), HOLDS[row["holds"]]
+            row["model"],
+            row["quantity"],
+            number(row["paper"]),
+            number(row["measured"]),
+            interval(row),
+            HOLDS[row["holds"]],
         )
     out.print(table)

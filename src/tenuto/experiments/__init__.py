@@ -3,8 +3,8 @@
     from tenuto.experiments import EXPERIMENTS, Lab
     result = EXPERIMENTS["rankings"].run(Lab(models=("tiny-dit",), samples=20))
 
-`tenuto experiment` runs them, notes every trial so that an interrupted one goes on where it stopped, and writes what was
-found with its provenance.
+`tenuto experiment` runs them, notes every trial so that an interrupted one goes on where it stopped, and writes what
+was found with its provenance.
 """
 
 from collections.abc import Callable
@@ -38,8 +38,8 @@ _ALL = (
     Experiment(
         "operating-points",
         "Operating points and untuned transfer",
-        "τ = 1 and S_min = 0.1 T, the same on every model, compute 32 to 36 % of the unit-steps, are 2.8 to 3.0 times as "
-        "fast, and lose 0.08 FID or 0.2 points.",
+        "τ = 1 and S_min = 0.1 T, the same on every model, compute 32 to 36 % of the unit-steps, are 2.8 to 3.0 "
+        "times as fast, and lose 0.08 FID or 0.2 points.",
         "Tables 1 and 2",
         "operating:operating_points",
     ),
@@ -60,7 +60,8 @@ _ALL = (
     Experiment(
         "language",
         "Language tasks",
-        "At 35 % of the layer-steps the spectral schedule keeps retrieval and reasoning; depth and random orders do not.",
+        "At 35 % of the layer-steps the spectral schedule keeps retrieval and reasoning; depth and random orders do "
+        "not.",
         "Table 4",
         "language:language",
         ("tiny-llada",),
@@ -71,6 +72,7 @@ _ALL = (
         "The spectral order stays the best at every number of steps from 100 to 10.",
         "Table 5",
         "horizons:horizons",
+        ("tiny-llada", "tiny-dit"),
     ),
     Experiment(
         "input-aware",
@@ -91,7 +93,8 @@ _ALL = (
     Experiment(
         "comparisons",
         "Beside samplers and caches of others",
-        "The spectral schedule keeps FID better than fewer steps, DeepCache, Δ-DiT and Block Caching, and composes with them.",
+        "The spectral schedule keeps FID better than fewer steps, DeepCache, Δ-DiT and Block Caching, and composes "
+        "with them.",
         "Tables 7 and 8",
         "comparisons:comparisons",
         DRAWING,
@@ -99,8 +102,8 @@ _ALL = (
     Experiment(
         "freeze-error",
         "Does the score predict freeze sensitivity?",
-        "Score and one-unit freeze error correlate at 0.66 to 0.76, and SCR keeps a positive coefficient when depth, type "
-        "and norm are controlled for.",
+        "Score and one-unit freeze error correlate at 0.66 to 0.76, and SCR keeps a positive coefficient when "
+        "depth, type and norm are controlled for.",
         "Figure 4, tables of correlation and regression",
         "sensitivity:freeze_error",
         samples=8,
@@ -109,8 +112,8 @@ _ALL = (
     Experiment(
         "audit",
         "Audit of drift and amplification",
-        "What the score leaves out hardly varies (CV 0.26 to 0.41), does not correlate with it, and changes little when it "
-        "is put in.",
+        "What the score leaves out hardly varies (CV 0.26 to 0.41), does not correlate with it, and changes little "
+        "when it is put in.",
         "Appendix, table of the audit",
         "sensitivity:audited",
         samples=4,
@@ -138,8 +141,8 @@ _ALL = (
     Experiment(
         "freezing",
         "Freezing while training",
-        "Fine-tuning with the 40 % of the layers with the least SCR frozen is nearly as good as full fine-tuning, and better "
-        "than with random ones frozen.",
+        "Fine-tuning with the 40 % of the layers with the least SCR frozen is nearly as good as full fine-tuning, "
+        "and better than with random ones frozen.",
         "Appendix, table of training",
         "freezing:freezing",
         ("tiny-llada",),

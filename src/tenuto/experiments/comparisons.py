@@ -59,13 +59,15 @@ def comparisons(lab: Lab) -> Result:
         if not isinstance(bench, PictureBench):
             continue
         base = lab.steps or bench.steps
-        full = tried(lab, bench, "full", lambda b=bench: in_full(b), base)
+        full = tried(lab, bench, "full", §in_full(bench), base)
         found: dict[str, Trial] = {}
         for method, (way, steps, solver) in methods(bench, base).items():
             found[method] = tried(lab, bench, method, way, steps, base, solver)
             time, fid = PAPER.get(bench.family, {}).get(method, (None, None))
             rows.append(Row(f"{method}: share of unit-steps", bench.model.name, None, found[method].work))
-            rows.append(Row(f"{method}: time, of eager full inference", bench.model.name, time, 1 / found[method].speedup))
+            rows.append(
+                Row(f"{method}: time, of eager full inference", bench.model.name, time, 1 / found[method].speedup)
+            )
             claimed = {} if fid is None else {"fid": fid - 1}
             rows += quality_rows(bench, method, found[method], full, claimed, claims=False)
         for other in ("random static", "depth static", "DeepCache", "Δ-DiT", "Block Caching", "Tenuto's default"):
@@ -85,7 +87,8 @@ def comparisons(lab: Lab) -> Result:
         rows,
         f"{verdict_of(rows)} A comparison holds where the paper's schedule is nearer to the full run than the other by "
         "more than the interval of the paired difference.",
-        limits=SMALL + " On transformers, which have no long skips, DeepCache here holds all blocks but the first and last.",
+        limits=SMALL
+        + " On transformers, which have no long skips, DeepCache here holds all blocks but the first and last.",
     )
 
 

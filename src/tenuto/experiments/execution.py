@@ -24,7 +24,7 @@ def execution(lab: Lab) -> Result:
     for bench in lab.benches():
         subject = _subject(bench)
         rungs = _rungs(subject, BUDGETS.get(bench.family, 0.35), lab.steps or STEPS, gpu)
-        found = lab.once(f"{bench.model.name}: execution", lambda s=subject, r=rungs: _timed(s, r, lab))
+        found = lab.once(f"{bench.model.name}: execution", §_timed(subject, rungs, lab))
         eager = found["eager"]
         for mode, timing in found.items():
             if mode == "eager":
@@ -33,17 +33,17 @@ def execution(lab: Lab) -> Result:
             rows.append(Row(f"{mode}: speed-up over eager full inference", bench.model.name, paper, timing["speedup"]))
         if "jagged" in found and "padded" in found:
             jagged, padded = found["jagged"]["speedup"], found["padded"]["speedup"]
-            rows.append(
-                Row("jagged over padded", bench.model.name, 3.0 / 2.7, jagged / padded, holds=jagged > padded)
-            )
+            rows.append(Row("jagged over padded", bench.model.name, 3.0 / 2.7, jagged / padded, holds=jagged > padded))
             more = found["jagged"]["peak_bytes"] / eager["peak_bytes"] - 1
-            rows.append(Row("peak memory above full inference's, share", bench.model.name, MEMORY.get(bench.family), more))
+            rows.append(
+                Row("peak memory above full inference's, share", bench.model.name, MEMORY.get(bench.family), more)
+            )
     note = "" if gpu else " Graphs need a GPU; here units are skipped by Python."
     return Result(
         rows,
         verdict_of(rows) + note,
-        limits="Small networks leave a GPU idle between launches, which flatters graphs. The full-size networks are timed "
-        "by benchmarks/ladder.py; its table is in docs/execution.md.",
+        limits="Small networks leave a GPU idle between launches, which flatters graphs. The full-size networks are "
+        "timed by benchmarks/ladder.py; its table is in docs/execution.md.",
     )
 
 

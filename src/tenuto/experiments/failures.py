@@ -23,7 +23,7 @@ def failures(lab: Lab) -> Result:
         ways |= {f"τ = {tau:g}": spectral(bench, tau=tau) for tau in TAUS}
         ways["Tenuto, 20 %"] = ours(bench, 0.2)
         if isinstance(bench, PictureBench):
-            found = lab.once(f"{bench.model.name}: failures", lambda b=bench, w=ways: _pictures(b, w, lab))
+            found = lab.once(f"{bench.model.name}: failures", §_pictures(bench, ways, lab))
             panels.append(Panel(bench.model.name, {name: one["pixels"] for name, one in found.items()}))
             for name in list(found)[1:]:
                 rows.append(
@@ -37,7 +37,7 @@ def failures(lab: Lab) -> Result:
                     )
                 )
         elif isinstance(bench, TextBench):
-            found = lab.once(f"{bench.model.name}: failures", lambda b=bench, w=ways: _answers(b, w))
+            found = lab.once(f"{bench.model.name}: failures", §_answers(bench, ways))
             for name, one in found.items():
                 shown = "; ".join(one["wrong"][:2])
                 rows.append(
@@ -103,7 +103,9 @@ def _answers(bench: TextBench, ways: dict[str, Way]) -> dict[str, Any]:
 
 def _carries(question: str) -> bool:
     """Whether the last digits of the two numbers make more than nine, or less than nothing."""
-    numbers = [int("".join(c for c in word if c.isdigit())) for word in question.split() if any(c.isdigit() for c in word)]
+    numbers = [
+        int("".join(c for c in word if c.isdigit())) for word in question.split() if any(c.isdigit() for c in word)
+    ]
     if len(numbers) < 2:
         return False
     one, other = numbers[0] % 10, numbers[1] % 10

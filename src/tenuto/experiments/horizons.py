@@ -2,14 +2,14 @@
 
 from tenuto.experiments.lab import Lab
 from tenuto.experiments.operating import SMALL
+from tenuto.experiments.rankings import ranked_way
 from tenuto.experiments.rows import Figure, Panel, Result, Row, verdict_of
 from tenuto.experiments.trials import Trial, difference
-from tenuto.experiments.rankings import ranked_way
 from tenuto.experiments.ways import BUDGETS, in_full, ours, tried
 
 HORIZONS = (100, 50, 30, 20, 10)
 ORDERS = ("spectral", "depth", "random")
-# T -> (spectral, depth, random): FID above full inference's at that T, as a share of 2.27; and LLaDA's GSM8K less full's
+# T -> (spectral, depth, random): FID above full inference's at that T; of LLaDA, GSM8K less full inference's
 PAPER = {
     "dit": {
         100: (0.08, 0.60, 0.94),
@@ -37,16 +37,16 @@ def horizons(lab: Lab) -> Result:
         for steps in HORIZONS:
             count = _steps(steps, text)
             budget = BUDGETS.get(bench.family, 0.35)
-            full = tried(lab, bench, "full", lambda b=bench: in_full(b), count)
+            full = tried(lab, bench, "full", §in_full(bench), count)
             found: dict[str, Trial] = {}
             for place, order in enumerate(ORDERS):
                 found[order] = tried(
-                    lab, bench, f"{order} at {budget:g}", lambda b=bench, o=order, w=budget: ranked_way(b, o, w), count
+                    lab, bench, f"{order} at {budget:g}", §ranked_way(bench, order, budget), count
                 )
                 claimed = PAPER.get(bench.family, {}).get(steps)
                 rows.append(_row(bench.model.name, steps, order, found[order], full, text, claimed and claimed[place]))
                 lines[order].append((steps, found[order].mean(bench.quality)[0]))
-            default = tried(lab, bench, f"tenuto at {budget:g}", lambda b=bench, w=budget: ours(b, w), count)
+            default = tried(lab, bench, f"tenuto at {budget:g}", §ours(bench, budget), count)
             rows.append(_row(bench.model.name, steps, "Tenuto's default", default, full, text, None))
             lines["Tenuto's default"].append((steps, default.mean(bench.quality)[0]))
             for other in ORDERS[1:]:
@@ -64,8 +64,8 @@ def horizons(lab: Lab) -> Result:
         panels.append(Panel(bench.model.name, lines, across="steps of the full run", up=bench.quality))
     return Result(
         rows,
-        f"{verdict_of(rows)} A comparison holds where the spectral order is better than depth's or chance's by more than "
-        "the interval of the paired difference.",
+        f"{verdict_of(rows)} A comparison holds where the spectral order is better than depth's or chance's by more "
+        "than the interval of the paired difference.",
         Figure("lines", panels),
         SMALL,
     )

@@ -21,10 +21,10 @@ def input_aware(lab: Lab) -> Result:
     rows: list[Row] = []
     for bench in lab.benches():
         name, budget = bench.model.name, BUDGETS.get(bench.family, 0.35)
-        full = tried(lab, bench, "full", lambda b=bench: in_full(b))
-        static = tried(lab, bench, f"spectral at {budget:g}", lambda b=bench, w=budget: spectral(b, w))
-        drift = tried(lab, bench, f"activation drift at {budget:g}", lambda b=bench, w=budget: _drift(b, w))
-        default = tried(lab, bench, f"tenuto at {budget:g}", lambda b=bench, w=budget: ours(b, w))
+        full = tried(lab, bench, "full", §in_full(bench))
+        static = tried(lab, bench, f"spectral at {budget:g}", §spectral(bench, budget))
+        drift = tried(lab, bench, f"activation drift at {budget:g}", §_drift(bench, budget))
+        default = tried(lab, bench, f"tenuto at {budget:g}", §ours(bench, budget))
         times, lost = LATENCY.get(bench.family, (None, None)), LOST.get(bench.family, ({}, {}))
         for title, trial, paper, claimed in (
             ("spectral static", static, times[0], lost[0]),
@@ -37,7 +37,8 @@ def input_aware(lab: Lab) -> Result:
         rows += _claims(bench, static, drift)
     return Result(
         rows,
-        f"{verdict_of(rows)} The paper's claims are that drift is slower, and no better than the displayed uncertainty.",
+        f"{verdict_of(rows)} The paper's claims are that drift is slower, and no better than the displayed "
+        "uncertainty.",
         limits=SMALL + " Drift decides for a whole batch at once.",
     )
 

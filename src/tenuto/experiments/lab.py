@@ -27,7 +27,11 @@ class Lab:
     _benches: dict[str, Bench] = field(default_factory=dict)
 
     def once(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What was measured under this name before, or is measured now and noted."""
+        """What was measured under this name before, of as many samples, or is measured now and noted.
+
+        Experiments that are done together share their trials.
+        """
+        name = f"{name} ({self.samples} samples of {self.seeds} seeds)"
         known = self.journal.get(name) if self.journal is not None else {}
         if known:
             return known

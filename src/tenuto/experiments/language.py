@@ -25,14 +25,15 @@ FULL_SIZE = {
 
 def language(lab: Lab) -> Result:
     rows: list[Row] = []
+    budget = BUDGETS["llada"]
     for bench in lab.benches("llada"):
-        name, budget = bench.model.name, BUDGETS["llada"]
-        full = tried(lab, bench, "full", lambda b=bench: in_full(b))
+        name = bench.model.name
+        full = tried(lab, bench, "full", §in_full(bench))
         found = {
-            order: tried(lab, bench, f"{order} at {budget:g}", lambda b=bench, o=order: ranked_way(b, o, budget))
+            order: tried(lab, bench, f"{order} at {budget:g}", §ranked_way(bench, order, budget))
             for order in ("spectral", "depth", "random")
         }
-        found["Tenuto's default"] = tried(lab, bench, f"tenuto at {budget:g}", lambda b=bench: ours(b, budget))
+        found["Tenuto's default"] = tried(lab, bench, f"tenuto at {budget:g}", §ours(bench, budget))
         for order, trial in {"full": full, **found}.items():
             rows += _rows(name, order, trial, full)
             paper = PAPER.get(order)
@@ -48,7 +49,9 @@ def language(lab: Lab) -> Result:
             change, p = difference(found["spectral"], full, task)
             claimed = (PAPER["spectral"][_place(task)] - PAPER["full"][_place(task)]) / 100
             rows.append(
-                Row.of(f"spectral less full, {task}", name, claimed, change, change[2] >= claimed, f"paired, p = {p:.2g}")
+                Row.of(
+                    f"spectral less full, {task}", name, claimed, change, change[2] >= claimed, f"paired, p = {p:.2g}"
+                )
             )
             for other in ("depth", "random"):
                 change, p = difference(found["spectral"], found[other], task)
@@ -58,12 +61,14 @@ def language(lab: Lab) -> Result:
     for title, (place, command) in FULL_SIZE.items():
         values = {order: PAPER[order][place] for order in PAPER}
         note = f"needs the 8B checkpoint: {command} (paper: {', '.join(f'{k} {v:g}' for k, v in values.items())})"
-        rows.append(Row(f"{title}, spectral less full", "LLaDA-8B", values["spectral"] - values["full"], None, note=note))
+        rows.append(
+            Row(f"{title}, spectral less full", "LLaDA-8B", values["spectral"] - values["full"], None, note=note)
+        )
     return Result(
         rows,
         verdict_of(rows),
-        limits="tiny-llada answers two kinds of problem it was trained for, and continues books. Its arithmetic is sums "
-        "of two numbers, not GSM8K; code, summaries and long contexts need the full-size model.",
+        limits="tiny-llada answers two kinds of problem it was trained for, and continues books. Its arithmetic is "
+        "sums of two numbers, not GSM8K; code, summaries and long contexts need the full-size model.",
     )
 
 
@@ -72,12 +77,17 @@ def _rows(model: str, order: str, trial: Trial, full: Trial) -> list[Row]:
     rows = [
         Row.of(f"{order}: needle, share right", model, paper and paper[NEEDLE] / 100, trial.mean("needle")),
         Row.of(
-            f"{order}: arithmetic (paper: GSM8K), share right", model, paper and paper[GSM8K] / 100, trial.mean("arithmetic")
+            f"{order}: arithmetic (paper: GSM8K), share right",
+            model,
+            paper and paper[GSM8K] / 100,
+            trial.mean("arithmetic"),
         ),
         Row(f"{order}: speed-up over eager full inference", model, None, trial.speedup),
     ]
     if "likelihood" in trial.values and trial is not full:
-        rows.append(Row.of(f"{order}: nats a token by which its text is likelier", model, None, trial.mean("likelihood")))
+        rows.append(
+            Row.of(f"{order}: nats a token by which its text is likelier", model, None, trial.mean("likelihood"))
+        )
     return rows
 
 

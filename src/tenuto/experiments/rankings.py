@@ -62,7 +62,7 @@ def rankings(lab: Lab) -> Result:
     for bench in lab.benches():
         name, budget = bench.model.name, BUDGETS.get(bench.family, 0.35)
         turned = orientations(lab, bench)
-        full = tried(lab, bench, "full", lambda b=bench: in_full(b))
+        full = tried(lab, bench, "full", §in_full(bench))
         frozen: dict[str, Trial] = {}
         fresh: dict[str, Trial] = {}
         for place, ranking in enumerate(NAMES):
@@ -71,7 +71,7 @@ def rankings(lab: Lab) -> Result:
                 lab,
                 bench,
                 f"{ranking}, {'longest' if sign > 0 else 'shortest'} for the largest, at {budget:g}",
-                lambda b=bench, r=ranking, w=budget, s=sign: ranked_way(b, r, w, s),
+                §ranked_way(bench, ranking, budget, sign),
             )
             rows += quality_rows(
                 bench, f"held for good, {ranking}", frozen[ranking], full, _paper(bench, place), claims=False
@@ -81,7 +81,7 @@ def rankings(lab: Lab) -> Result:
                     lab,
                     bench,
                     f"refreshed, {ranking} once more, {sign:+d}",
-                    lambda b=bench, r=ranking, s=sign: refreshed_way(b, r, s),
+                    §refreshed_way(bench, ranking, sign),
                 )
                 rows += [
                     row
@@ -103,7 +103,13 @@ def rankings(lab: Lab) -> Result:
                 )
         both = scr_and_stable_rank(bench.scores)
         rows.append(
-            Row("Spearman ρ of SCR and stable rank", name, SPEARMAN.get(bench.family), both.rho, note=f"p = {both.p:.2g}")
+            Row(
+                "Spearman ρ of SCR and stable rank",
+                name,
+                SPEARMAN.get(bench.family),
+                both.rho,
+                note=f"p = {both.p:.2g}",
+            )
         )
         shown = {"held for good": frozen, **({"refreshed": fresh} if fresh else {})}
         panels.append(

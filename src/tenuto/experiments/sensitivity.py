@@ -108,7 +108,7 @@ def _regression(name: str, family: str, bench: Bench, errors: NDArray[np.float64
             note=f"p = {scr.p:.2g}",
         ),
         Row("R² of depth alone", name, paper[2], found.r2_depth),
-        Row("R² of all", name, paper[3], found.r2),
+        Row("R² of all", name, paper[3], found.r2_full),
     ]
 
 
@@ -140,7 +140,13 @@ def audited(lab: Lab) -> Result:
 
         noted = lab.once(f"{name}, {steps} steps: audit", measure)
         rows += [
-            Row("ρ of score and B", name, paper[0], noted["rho_b"], note="mechanical in part: the score is a factor of B"),
+            Row(
+                "ρ of score and B",
+                name,
+                paper[0],
+                noted["rho_b"],
+                note="mechanical in part: the score is a factor of B",
+            ),
             Row(
                 "ρ of score and Q, what the score leaves out",
                 name,
@@ -155,8 +161,8 @@ def audited(lab: Lab) -> Result:
         rows += _reordered(lab, bench, noted["b"])
     return Result(
         rows,
-        f"{verdict_of(rows)} Q varies by {spread(rows, 'variation of Q')} of its mean over the units, where the paper has "
-        "0.26 to 0.41.",
+        f"{verdict_of(rows)} Q varies by {spread(rows, 'variation of Q')} of its mean over the units, where the "
+        "paper has 0.26 to 0.41.",
         limits=SMALL + " Few trajectories of few steps: the paper has 128 of 100.",
     )
 
@@ -166,9 +172,7 @@ def _reordered(lab: Lab, bench: Bench, b: list[float]) -> list[Row]:
     budget = BUDGETS.get(bench.family, 0.35)
 
     def by_b() -> Way:
-        return scheduled(
-            bench.model, lambda steps, blocks: lifetimes_by(bench.scores, steps, b, "B, measured", budget)
-        )
+        return scheduled(bench.model, lambda steps, blocks: lifetimes_by(bench.scores, steps, b, "B, measured", budget))
 
     tried(lab, bench, "full", lambda: in_full(bench))
     weights = tried(lab, bench, f"spectral at {budget:g}", lambda: spectral(bench, budget))

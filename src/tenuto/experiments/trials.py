@@ -160,7 +160,9 @@ class PictureBench(_Bench):
         self.case.draw(executor, steps, solver, self.seeds[0], self.case.batch if self._on_gpu else 1)
         if isinstance(executor, Rival):
             executor.forget()
-        drawn = [timed(lambda s=seed: self.case.draw(executor, steps, solver, s), self.model.device) for seed in self.seeds]
+        drawn = [
+            timed(§self.case.draw(executor, steps, solver, seed), self.model.device) for seed in self.seeds
+        ]
         return [images for images, _ in drawn], sum(took for _, took in drawn) / (len(drawn) * self.samples)
 
     @property
@@ -232,7 +234,7 @@ class TextBench(_Bench):
             return generate_tokens(executor, asked, sampling=sampling, batch=len(asked))
 
         write(prompts[0] if self.model.device.type == "cuda" else prompts[0][:1])  # warm-up
-        drawn = [timed(lambda p=asked: write(p), self.model.device) for asked in prompts]
+        drawn = [timed(§write(asked), self.model.device) for asked in prompts]
         tokens = torch.cat([written.cpu() for written, _ in drawn])
         executor.release()
         loss = None

@@ -52,19 +52,19 @@ def results_page(records: Sequence[Mapping[str, Any]], folder: str) -> str:
     """
     lines = [
         "# The paper's experiments, done again\n",
-        "Tenuto began as an implementation of a paper that decides from weights alone how long each part of a diffusion "
-        "model is computed before it is held for good. This page has every experiment of it, done on the reference models "
-        "that come with Tenuto: what the paper says, what was measured here, and whether the claim holds. The models "
-        "are small, so a claim that fails here may yet hold on large ones; and one that holds here is no proof. "
-        "`tenuto experiment NAME --checkpoint DIR` does any of them on another model.\n",
+        "Tenuto began as an implementation of a paper that decides from weights alone how long each part of a "
+        "diffusion model is computed before it is held for good. This page has every experiment of it, done on the "
+        "reference models that come with Tenuto: what the paper says, what was measured here, and whether the claim "
+        "holds. The models are small, so a claim that fails here may yet hold on large ones; and one that holds "
+        "here is no proof. `tenuto experiment NAME --checkpoint DIR` does any of them on another model.\n",
         "| experiment | the paper | here | comparisons that hold |",
         "|---|---|---|---:|",
     ]
     for record in records:
         said = [row["holds"] for row in record["rows"] if row["holds"] is not None]
         lines.append(
-            f"| [{record['title']}](#{_anchor(record['title'])}) | {record['claim']} | {_first_sentence(record['verdict'])} "
-            f"| {sum(said)} of {len(said)} |"
+            f"| [{record['title']}](#{_anchor(record['title'])}) | {record['claim']} | "
+            f"{_first_sentence(record['verdict'])} | {sum(said)} of {len(said)} |"
         )
     for record in records:
         name, made = record["name"], record["provenance"]
@@ -85,7 +85,9 @@ def results_page(records: Sequence[Mapping[str, Any]], folder: str) -> str:
 
 def _most_telling(rows: Sequence[Mapping[str, Any]], most: int = 16) -> list[Mapping[str, Any]]:
     """Those that the paper has a figure for or that claim something, evenly over the models."""
-    telling = [row for row in rows if row["holds"] is not None or (row["paper"] is not None and row["measured"] is not None)]
+    telling = [
+        row for row in rows if row["holds"] is not None or (row["paper"] is not None and row["measured"] is not None)
+    ]
     chosen = telling if telling else list(rows)
     if len(chosen) <= most:
         return chosen
@@ -153,7 +155,14 @@ def _bars(ax: Any, panel: Mapping[str, Any]) -> None:
 def _scatter(ax: Any, panel: Mapping[str, Any]) -> None:
     for name, points in panel["series"].items():
         colour = KIND_COLOURS.get(name, COLOURS[0])
-        ax.plot([x for x, _ in points], [y for _, y in points], "o", color=colour, label=name.replace("_", "-"), markersize=4)
+        ax.plot(
+            [x for x, _ in points],
+            [y for _, y in points],
+            "o",
+            color=colour,
+            label=name.replace("_", "-"),
+            markersize=4,
+        )
     ax.legend(fontsize=7, frameon=False)
     ax.spines[["top", "right"]].set_visible(False)
 
