@@ -11,7 +11,7 @@ No unit is held: each is probed with all others computed, so nothing here depend
 is a trajectory of its own (with guidance, the conditional and the unconditional half are two), and Q is their mean.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -186,13 +186,14 @@ class _Probe:
         evaluation, age = self._trajectory[step], step - self._refreshed
         now = self._seen(evaluation)
         drift, amplification = [], []
-        for name in self._names:
+        for i, name in enumerate(self._names):
             apart = _norms(now.inputs[name] - self._then.inputs[name]).square()
             if now.condition is not None and self._then.condition is not None:
                 apart = apart + _norms(now.condition - self._then.condition).square()
             change = now.updates[name] - self._then.updates[name]  # δ
             drift.append(apart.sqrt() / (age * self._fastest + TINY))
-            reached = _norms(directional(self._network, evaluation, name, change))
+            upstream = {other: now.streams[other] for other in self._names[:i]}
+            reached = _norms(directional(self._network, evaluation, name, change, upstream))
             amplification.append(reached / (_norms(change) + TINY))
         return _Measured(step, age, torch.stack(drift).cpu().numpy(), torch.stack(amplification).cpu().numpy())
 
@@ -216,19 +217,31 @@ class _Seen:
     def __init__(self) -> None:
         self.inputs: dict[str, Tensor] = {}
         self.updates: dict[str, Tensor] = {}
+        self.streams: dict[str, Tensor] = {}  # behind each unit
         self.condition: Tensor | None = None
 
     def __call__(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
         self.inputs[unit] = h
-        after, self.updates[unit] = computed(h, branch, gate, "update")
-        return after
+        self.streams[unit], self.updates[unit] = computed(h, branch, gate, "update")
+        return self.streams[unit]
 
 
-def directional(network: Network, evaluation: Evaluation, unit: str, direction: Tensor) -> Tensor:
-    """J_G · direction: how the output changes as the stream behind a unit moves, by forward differentiation."""
-    moved = unit
+def directional(
+    network: Network,
+    evaluation: Evaluation,
+    unit: str,
+    direction: Tensor,
+    upstream: Mapping[str, Tensor] | None = None,
+) -> Tensor:
+    """J_G · direction: how the output changes as the stream behind a unit moves, by forward differentiation.
+
+    upstream  the stream behind units that come before it, if it is known: they are not computed again then
+    """
+    moved, known = unit, upstream or {}
 
     def residual(unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
+        if unit in known:
+            return known[unit]
         after = plain(unit, h, branch, gate)
         return forward_ad.make_dual(after, direction.to(after.dtype)) if unit == moved else after
 
