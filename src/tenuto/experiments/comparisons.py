@@ -1,10 +1,7 @@
 """Beside the samplers and caches of others, on the models that draw: the paper's tables of FID and latency."""
 
-from collections.abc import Callable
-
 import numpy as np
 
-from tenuto.executor import Executor
 from tenuto.experiments.lab import Lab
 from tenuto.experiments.operating import SMALL
 from tenuto.experiments.rankings import ranked_way
@@ -50,7 +47,7 @@ PAPER: dict[str, dict[str, tuple[float | None, float]]] = {
 }
 EVERY = 3  # steps from one refresh of a cache to the next
 CALIBRATION = 8  # samples
-Method = tuple[Callable[[], Way], int, Solver]  # the way, its steps, and the solver
+Method = tuple[Way, int, Solver]  # the way, its steps, and the solver
 
 
 def comparisons(lab: Lab) -> Result:
@@ -59,7 +56,7 @@ def comparisons(lab: Lab) -> Result:
         if not isinstance(bench, PictureBench):
             continue
         base = lab.steps or bench.steps
-        full = tried(lab, bench, "full", §in_full(bench), base)
+        full = tried(lab, bench, "full", in_full(bench), base)
         found: dict[str, Trial] = {}
         for method, (way, steps, solver) in methods(bench, base).items():
             found[method] = tried(lab, bench, method, way, steps, base, solver)
@@ -97,35 +94,35 @@ def methods(bench: PictureBench, base: int) -> dict[str, Method]:
     model, budget, fifth = bench.model, BUDGETS.get(bench.family, 0.35), max(5, base // 5)
     unet = bench.family == "unet"
     found: dict[str, Method] = {
-        "DDIM, half the steps": (lambda: in_full(bench), base // 2, "ddim"),
-        "DPM-Solver++, a fifth": (lambda: in_full(bench), fifth, "dpm++"),
-        "DeepCache": (lambda: _deep_cache(bench), base, "ddim"),
-        "random static": (lambda: ranked_way(bench, "random", budget), base, "ddim"),
-        "depth static": (lambda: ranked_way(bench, "depth", budget), base, "ddim"),
-        "spectral static": (lambda: spectral(bench, budget), base, "ddim"),
-        "spectral + DPM-Solver++": (lambda: spectral(bench, budget), fifth, "dpm++"),
+        "DDIM, half the steps": (in_full(bench), base // 2, "ddim"),
+        "DPM-Solver++, a fifth": (in_full(bench), fifth, "dpm++"),
+        "DeepCache": (_deep_cache(bench), base, "ddim"),
+        "random static": (ranked_way(bench, "random", budget), base, "ddim"),
+        "depth static": (ranked_way(bench, "depth", budget), base, "ddim"),
+        "spectral static": (spectral(bench, budget), base, "ddim"),
+        "spectral + DPM-Solver++": (spectral(bench, budget), fifth, "dpm++"),
         "spectral + DeepCache": (
-            lambda: scheduled(
+            scheduled(
                 model,
                 lambda steps, blocks: both(lifetimes(bench.scores, steps, budget=budget), _deep_schedule(bench, steps)),
             ),
             base,
             "ddim",
         ),
-        "Tenuto's default": (lambda: ours(bench, budget), base, "ddim"),
-        "Tenuto's default at a fifth": (lambda: ours(bench, 0.2), base, "ddim"),
+        "Tenuto's default": (ours(bench, budget), base, "ddim"),
+        "Tenuto's default at a fifth": (ours(bench, 0.2), base, "ddim"),
     }
     if not unet:
         count = blocks_of([unit.name for unit in model.units])[-1] + 1
         found["Δ-DiT"] = (
-            lambda: scheduled(
+            scheduled(
                 model,
                 lambda steps, blocks: delta_dit(model, steps, every=2, cached=3 * count // 4, boundary=0.5),
             ),
             base,
             "ddim",
         )
-    found["Block Caching"] = (lambda: _block_caching(bench, base, 0.4), base, "ddim")
+    found["Block Caching"] = (_block_caching(bench, base, 0.4), base, "ddim")
     return found
 
 
@@ -147,10 +144,9 @@ def _deep_schedule(bench: Bench, steps: int) -> Schedule:
 
 
 def _block_caching(bench: PictureBench, steps: int, budget: float) -> Way:
-    few = PictureBench(bench.model, CALIBRATION, [99])
+    def calibrated() -> Schedule:
+        few = PictureBench(bench.model, CALIBRATION, [99])
+        seen = changes(bench.model, steps, few.sample(steps))
+        return block_cache_at(bench.model, steps, budget, seen)
 
-    def calibrate(executor: Executor) -> object:
-        return few.case.draw(executor, steps, "ddim", 99)
-
-    made = block_cache_at(bench.model, steps, budget, changes(bench.model, steps, calibrate))
-    return scheduled(bench.model, lambda steps, blocks: made)
+    return scheduled(bench.model, lambda steps, blocks: calibrated())

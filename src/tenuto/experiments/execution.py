@@ -1,5 +1,6 @@
 """What skipping, padded graphs and jagged graphs each contribute to the speed, and what they cost in memory."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ def execution(lab: Lab) -> Result:
     for bench in lab.benches():
         subject = _subject(bench)
         rungs = _rungs(subject, BUDGETS.get(bench.family, 0.35), lab.steps or STEPS, gpu)
-        found = lab.once(f"{bench.model.name}: execution", §_timed(subject, rungs, lab))
+        found = lab.once(f"{bench.model.name}: execution", partial(_timed, subject, rungs, lab))
         eager = found["eager"]
         for mode, timing in found.items():
             if mode == "eager":

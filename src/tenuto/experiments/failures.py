@@ -1,5 +1,6 @@
 """What breaks first when a schedule is too aggressive: the same samples in full and under it, side by side."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ def failures(lab: Lab) -> Result:
         ways |= {f"τ = {tau:g}": spectral(bench, tau=tau) for tau in TAUS}
         ways["Tenuto, 20 %"] = ours(bench, 0.2)
         if isinstance(bench, PictureBench):
-            found = lab.once(f"{bench.model.name}: failures", §_pictures(bench, ways, lab))
+            found = lab.once(f"{bench.model.name}: failures", partial(_pictures, bench, ways, lab))
             panels.append(Panel(bench.model.name, {name: one["pixels"] for name, one in found.items()}))
             for name in list(found)[1:]:
                 rows.append(
@@ -37,7 +38,7 @@ def failures(lab: Lab) -> Result:
                     )
                 )
         elif isinstance(bench, TextBench):
-            found = lab.once(f"{bench.model.name}: failures", §_answers(bench, ways))
+            found = lab.once(f"{bench.model.name}: failures", partial(_answers, bench, ways))
             for name, one in found.items():
                 shown = "; ".join(one["wrong"][:2])
                 rows.append(

@@ -3,6 +3,7 @@
 The task is one that the language model was never shown: to write digits backwards. Every method sees the same batches.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def freezing(lab: Lab) -> Result:
             found[method] = [
                 lab.once(
                     f"{name}, {steps} steps, seed {seed}: {method}",
-                    §_tuned(lab, bench, method, seed, steps),
+                    partial(_tuned, lab, bench, method, seed, steps),
                 )
                 for seed in range(lab.seeds)
             ]

@@ -37,16 +37,14 @@ def horizons(lab: Lab) -> Result:
         for steps in HORIZONS:
             count = _steps(steps, text)
             budget = BUDGETS.get(bench.family, 0.35)
-            full = tried(lab, bench, "full", §in_full(bench), count)
+            full = tried(lab, bench, "full", in_full(bench), count)
             found: dict[str, Trial] = {}
             for place, order in enumerate(ORDERS):
-                found[order] = tried(
-                    lab, bench, f"{order} at {budget:g}", §ranked_way(bench, order, budget), count
-                )
+                found[order] = tried(lab, bench, f"{order} at {budget:g}", ranked_way(bench, order, budget), count)
                 claimed = PAPER.get(bench.family, {}).get(steps)
                 rows.append(_row(bench.model.name, steps, order, found[order], full, text, claimed and claimed[place]))
                 lines[order].append((steps, found[order].mean(bench.quality)[0]))
-            default = tried(lab, bench, f"tenuto at {budget:g}", §ours(bench, budget), count)
+            default = tried(lab, bench, f"tenuto at {budget:g}", ours(bench, budget), count)
             rows.append(_row(bench.model.name, steps, "Tenuto's default", default, full, text, None))
             lines["Tenuto's default"].append((steps, default.mean(bench.quality)[0]))
             for other in ORDERS[1:]:

@@ -21,10 +21,10 @@ def input_aware(lab: Lab) -> Result:
     rows: list[Row] = []
     for bench in lab.benches():
         name, budget = bench.model.name, BUDGETS.get(bench.family, 0.35)
-        full = tried(lab, bench, "full", §in_full(bench))
-        static = tried(lab, bench, f"spectral at {budget:g}", §spectral(bench, budget))
-        drift = tried(lab, bench, f"activation drift at {budget:g}", §_drift(bench, budget))
-        default = tried(lab, bench, f"tenuto at {budget:g}", §ours(bench, budget))
+        full = tried(lab, bench, "full", in_full(bench))
+        static = tried(lab, bench, f"spectral at {budget:g}", spectral(bench, budget))
+        drift = tried(lab, bench, f"activation drift at {budget:g}", _drift(bench, budget))
+        default = tried(lab, bench, f"tenuto at {budget:g}", ours(bench, budget))
         times, lost = LATENCY.get(bench.family, (None, None)), LOST.get(bench.family, ({}, {}))
         for title, trial, paper, claimed in (
             ("spectral static", static, times[0], lost[0]),

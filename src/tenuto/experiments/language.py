@@ -28,12 +28,12 @@ def language(lab: Lab) -> Result:
     budget = BUDGETS["llada"]
     for bench in lab.benches("llada"):
         name = bench.model.name
-        full = tried(lab, bench, "full", §in_full(bench))
+        full = tried(lab, bench, "full", in_full(bench))
         found = {
-            order: tried(lab, bench, f"{order} at {budget:g}", §ranked_way(bench, order, budget))
+            order: tried(lab, bench, f"{order} at {budget:g}", ranked_way(bench, order, budget))
             for order in ("spectral", "depth", "random")
         }
-        found["Tenuto's default"] = tried(lab, bench, f"tenuto at {budget:g}", §ours(bench, budget))
+        found["Tenuto's default"] = tried(lab, bench, f"tenuto at {budget:g}", ours(bench, budget))
         for order, trial in {"full": full, **found}.items():
             rows += _rows(name, order, trial, full)
             paper = PAPER.get(order)

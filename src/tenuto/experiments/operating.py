@@ -27,19 +27,17 @@ SWEEP: dict[str, dict[float, tuple[float, float]]] = {
 def operating_points(lab: Lab) -> Result:
     rows: list[Row] = []
     for bench in lab.benches():
-        full = tried(lab, bench, "full", §in_full(bench))
-        paper = tried(lab, bench, "spectral, τ = 1", §spectral(bench, tau=TAU))
+        full = tried(lab, bench, "full", in_full(bench))
+        paper = tried(lab, bench, "spectral, τ = 1", spectral(bench, tau=TAU))
         name, family = bench.model.name, bench.family
         work = Row("τ = 1: share of unit-steps", name, BUDGETS.get(family), paper.work)
         if family in BUDGETS:
             work = Row(work.quantity, name, work.paper, paper.work, holds=abs(paper.work - BUDGETS[family]) <= 0.05)
         rows += [work, Row("τ = 1: speed-up over eager full inference", name, SPEEDUPS.get(family), paper.speedup)]
         rows += quality_rows(bench, "τ = 1", paper, full, LOST.get(family, {}))
-        matched = tried(
-            lab, bench, "spectral at the paper's budget", §spectral(bench, BUDGETS.get(bench.family, 0.35))
-        )
+        matched = tried(lab, bench, "spectral at the paper's budget", spectral(bench, BUDGETS.get(bench.family, 0.35)))
         rows += quality_rows(bench, f"spectral at {matched.work:.0%}", matched, full, LOST.get(family, {}))
-        default = tried(lab, bench, "tenuto at the same budget", §ours(bench, BUDGETS.get(bench.family, 0.35)))
+        default = tried(lab, bench, "tenuto at the same budget", ours(bench, BUDGETS.get(bench.family, 0.35)))
         rows.append(Row("Tenuto's default: share of unit-steps", name, None, default.work))
         rows.append(Row("Tenuto's default: speed-up over eager full inference", name, None, default.speedup))
         rows += quality_rows(bench, "Tenuto's default", default, full, LOST.get(family, {}), claims=False)
@@ -56,18 +54,18 @@ def pareto(lab: Lab) -> Result:
     rows: list[Row] = []
     panels: list[Panel] = []
     for bench in lab.benches():
-        full = tried(lab, bench, "full", §in_full(bench))
+        full = tried(lab, bench, "full", in_full(bench))
         points: list[tuple[float, float]] = []
         rivals: list[tuple[float, float]] = []
         for tau in sorted(SWEEP.get(bench.family, SWEEP["dit"])):
-            trial = tried(lab, bench, f"spectral, τ = {tau:g}", §spectral(bench, tau=tau))
+            trial = tried(lab, bench, f"spectral, τ = {tau:g}", spectral(bench, tau=tau))
             speedup, lost = SWEEP.get(bench.family, {}).get(tau, (None, None))
             rows.append(Row(f"τ = {tau:g}: share of unit-steps", bench.model.name, None, trial.work))
             rows.append(Row(f"τ = {tau:g}: speed-up", bench.model.name, speedup, trial.speedup))
             claimed = {} if lost is None else {"arithmetic" if bench.family == "llada" else "fid": lost}
             rows += quality_rows(bench, f"τ = {tau:g}", trial, full, claimed)
             points.append((trial.work, _shown(bench, trial)))
-            default = tried(lab, bench, f"tenuto at {trial.work:.2f}", §ours(bench, trial.work))
+            default = tried(lab, bench, f"tenuto at {trial.work:.2f}", ours(bench, trial.work))
             rivals.append((default.work, _shown(bench, default)))
         panels.append(
             Panel(

@@ -1,5 +1,6 @@
 """How little could be computed by someone who knows the outcome?"""
 
+from functools import partial
 from typing import Any
 
 from tenuto.executor import Executor
@@ -28,7 +29,7 @@ def oracle(lab: Lab) -> Result:
         paper = 930 / 3200 if bench.family == "llada" else None
         for ceiling in (None, BUDGETS.get(bench.family, 0.35)):
             key = f"{bench.model.name}, {steps} steps: oracle, ceiling {ceiling}"
-            noted = lab.once(key, §_searched(lab, bench, steps, ceiling))
+            noted = lab.once(key, partial(_searched, lab, bench, steps, ceiling))
             kind = "within the tolerance" if ceiling is None else f"at most {ceiling:.0%}"
             rows += [
                 Row(

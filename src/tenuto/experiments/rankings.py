@@ -62,7 +62,7 @@ def rankings(lab: Lab) -> Result:
     for bench in lab.benches():
         name, budget = bench.model.name, BUDGETS.get(bench.family, 0.35)
         turned = orientations(lab, bench)
-        full = tried(lab, bench, "full", §in_full(bench))
+        full = tried(lab, bench, "full", in_full(bench))
         frozen: dict[str, Trial] = {}
         fresh: dict[str, Trial] = {}
         for place, ranking in enumerate(NAMES):
@@ -71,7 +71,7 @@ def rankings(lab: Lab) -> Result:
                 lab,
                 bench,
                 f"{ranking}, {'longest' if sign > 0 else 'shortest'} for the largest, at {budget:g}",
-                §ranked_way(bench, ranking, budget, sign),
+                ranked_way(bench, ranking, budget, sign),
             )
             rows += quality_rows(
                 bench, f"held for good, {ranking}", frozen[ranking], full, _paper(bench, place), claims=False
@@ -81,7 +81,7 @@ def rankings(lab: Lab) -> Result:
                     lab,
                     bench,
                     f"refreshed, {ranking} once more, {sign:+d}",
-                    §refreshed_way(bench, ranking, sign),
+                    refreshed_way(bench, ranking, sign),
                 )
                 rows += [
                     row

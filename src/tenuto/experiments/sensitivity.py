@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from tenuto.experiments.lab import Lab
 from tenuto.experiments.operating import SMALL
 from tenuto.experiments.rows import Figure, Panel, Result, Row, spread, verdict_of
-from tenuto.experiments.trials import Bench, Way, difference, scheduled
+from tenuto.experiments.trials import Bench, difference, scheduled
 from tenuto.experiments.ways import BUDGETS, in_full, spectral, tried
 from tenuto.measure.audit import audit, conditioning_of, ddim_betas
 from tenuto.measure.sensitivity import depth_regression, freeze_errors, spearman
@@ -171,11 +171,9 @@ def _reordered(lab: Lab, bench: Bench, b: list[float]) -> list[Row]:
     """What the order by B changes, units held for good at the paper's budget."""
     budget = BUDGETS.get(bench.family, 0.35)
 
-    def by_b() -> Way:
-        return scheduled(bench.model, lambda steps, blocks: lifetimes_by(bench.scores, steps, b, "B, measured", budget))
-
-    tried(lab, bench, "full", lambda: in_full(bench))
-    weights = tried(lab, bench, f"spectral at {budget:g}", lambda: spectral(bench, budget))
+    by_b = scheduled(bench.model, lambda steps, blocks: lifetimes_by(bench.scores, steps, b, "B, measured", budget))
+    tried(lab, bench, "full", in_full(bench))
+    weights = tried(lab, bench, f"spectral at {budget:g}", spectral(bench, budget))
     product = tried(lab, bench, f"by B at {budget:g}", by_b)
     change, p = difference(product, weights, bench.quality)
     return [

@@ -6,7 +6,7 @@ numbers, sample by sample, so that it can be noted and two of them can be compar
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import cycle, islice
 from typing import Any, Protocol
 
@@ -161,7 +161,7 @@ class PictureBench(_Bench):
         if isinstance(executor, Rival):
             executor.forget()
         drawn = [
-            timed(§self.case.draw(executor, steps, solver, seed), self.model.device) for seed in self.seeds
+            timed(partial(self.case.draw, executor, steps, solver, seed), self.model.device) for seed in self.seeds
         ]
         return [images for images, _ in drawn], sum(took for _, took in drawn) / (len(drawn) * self.samples)
 
@@ -234,7 +234,7 @@ class TextBench(_Bench):
             return generate_tokens(executor, asked, sampling=sampling, batch=len(asked))
 
         write(prompts[0] if self.model.device.type == "cuda" else prompts[0][:1])  # warm-up
-        drawn = [timed(§write(asked), self.model.device) for asked in prompts]
+        drawn = [timed(partial(write, asked), self.model.device) for asked in prompts]
         tokens = torch.cat([written.cpu() for written, _ in drawn])
         executor.release()
         loss = None

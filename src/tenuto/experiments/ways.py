@@ -1,7 +1,5 @@
 """The ways of running that several experiments try, and what is said of them."""
 
-from collections.abc import Callable
-
 from tenuto.experiments.lab import Lab
 from tenuto.experiments.rows import Row
 from tenuto.experiments.trials import Bench, Trial, Way, difference, scheduled
@@ -34,7 +32,7 @@ def tried(
     lab: Lab,
     bench: Bench,
     name: str,
-    way: Callable[[], Way],
+    way: Way,
     steps: int | None = None,
     base: int | None = None,
     solver: Solver = "ddim",
@@ -44,7 +42,7 @@ def tried(
     key = f"{bench.model.name}, {steps} of {base or steps} steps, {solver}: {name}"
 
     def measure() -> dict[str, object]:
-        found = bench.trial(way(), steps, base, solver)
+        found = bench.trial(way, steps, base, solver)
         lab.say(f"{key}  {found.speedup:.2f}x  {told(bench, found)}")
         return found.to_json()
 
