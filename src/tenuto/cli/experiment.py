@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from tenuto import __version__
-from tenuto.cli.console import err, out, print_json, say
+from tenuto.cli.console import err, failure, out, print_json, say
 from tenuto.cli.generate import check_device
-from tenuto.errors import TenutoError, UsageError
+from tenuto.errors import TenutoError, UsageError, first_line
 from tenuto.experiments import EXPERIMENTS, Experiment, Lab
 from tenuto.files import check_writable, read_json, write_json, write_text
 from tenuto.journal import Journal
@@ -38,13 +38,22 @@ def run(
     if not resume:
         notes.unlink(missing_ok=True)
     journal = Journal(notes, {"tenuto": __version__, "device": place.type})
-    records = []
+    records, failed = [], {}
     for one in chosen:
         on = [str(checkpoint)] if checkpoint else models or list(one.models)
-        record = _done(one, on, samples or one.samples, seeds or one.seeds, steps, folder, str(place), journal)
+        try:
+            record = _done(one, on, samples or one.samples, seeds or one.seeds, steps, folder, str(place), journal)
+        except Exception as error:  # the others are to be done nonetheless
+            if len(chosen) == 1:
+                raise
+            failed[one.name] = first_line(error)
+            failure(f"{one.name}: {failed[one.name]}")
+            continue
         records.append(record)
         if not as_json:
             _tell(record)
+    if failed:
+        raise TenutoError(f"{', '.join(failed)} failed; with --resume what was measured need not be measured again.")
     journal.done()
     if as_json:
         print_json(records[0] if len(records) == 1 else records)

@@ -88,6 +88,14 @@ def _rows(model: str, order: str, trial: Trial, full: Trial) -> list[Row]:
         rows.append(
             Row.of(f"{order}: nats a token by which its text is likelier", model, None, trial.mean("likelihood"))
         )
+    rows.append(
+        Row.of(
+            f"{order}: different pairs of tokens, of all (repetition is likely, too)",
+            model,
+            None,
+            trial.mean("distinct"),
+        )
+    )
     return rows
 
 

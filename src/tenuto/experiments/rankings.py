@@ -116,7 +116,7 @@ def rankings(lab: Lab) -> Result:
             Panel(
                 name,
                 {kind: [(r, t.mean(bench.quality)[0]) for r, t in found.items()] for kind, found in shown.items()},
-                up=bench.quality,
+                across=bench.quality,
             )
         )
     return Result(

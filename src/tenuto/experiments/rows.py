@@ -82,4 +82,7 @@ def verdict_of(rows: Sequence[Row]) -> str:
 def spread(rows: Sequence[Row], containing: str) -> str:
     """The least and the greatest measured value of the rows whose quantity contains some words."""
     values = [row.measured for row in rows if containing in row.quantity and row.measured is not None]
-    return f"{min(values):.3g} to {max(values):.3g}" if values else "nothing measured"
+    if not values:
+        return "nothing measured"
+    ends = [f"{min(values):.3g}", f"{max(values):.3g}"]
+    return " to ".join(dict.fromkeys(ends))

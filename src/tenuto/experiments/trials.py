@@ -21,6 +21,7 @@ from tenuto.measure.frontier.cases import CAPTIONS
 from tenuto.measure.frontier.pictures import APART, Pictures
 from tenuto.measure.frontier.points import everything
 from tenuto.measure.frontier.rows import HIGHEST, timed
+from tenuto.measure.frontier.texts import distinct
 from tenuto.measure.judges import Problem, picture_judge, problems, text_judge
 from tenuto.measure.quality import Interval, frechet_interval, mean_interval, paired_frechet_delta, paired_test, psnr
 from tenuto.measure.rivals import Rival
@@ -214,6 +215,7 @@ class TextBench(_Bench):
             found.values[task] = self._answered(way(answering, 1), task, answering)
         found.values["needle, longest"] = self._answered(way(answering, 1), "needle", answering, longest=True)
         found.values["same tokens"] = (tokens == full).double().mean(1).tolist()
+        found.values["distinct"] = [distinct(row) for row in tokens.tolist()]
         if loss is not None and full_loss is not None:
             found.values["likelihood"] = (full_loss - loss).tolist()  # nats a token, over the full run's
         return found

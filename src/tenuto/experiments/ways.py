@@ -80,6 +80,7 @@ def quality_rows(
         ("agreement", "pictures of the class asked for"),
         ("likelihood", "nats a token by which its text is likelier"),
         ("same tokens", "tokens as the full run wrote them"),
+        ("distinct", "different pairs of tokens, of all: repetition is likely, too"),
     ):
         if value in trial.values:
             rows.append(Row.of(f"{way}: {title}", name, None, trial.mean(value)))

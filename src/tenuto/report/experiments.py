@@ -148,7 +148,7 @@ def _bars(ax: Any, panel: Mapping[str, Any]) -> None:
         ax.barh([j + i * height for j in range(len(values))], [v for _, v in values], height, color=colour, label=kind)
     ax.set_yticks([j + 0.4 - height / 2 for j in range(len(labels))], labels)
     ax.invert_yaxis()
-    ax.legend(fontsize=7, frameon=False, loc="lower right")
+    ax.legend(fontsize=7, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(kinds))
     ax.spines[["top", "right"]].set_visible(False)
 
 
