@@ -1,4 +1,4 @@
-"""The paper's experiments: what is compared is paired, what is noted is not measured twice, what is claimed is counted."""
+"""The paper's experiments: what is compared is paired, what is noted is not measured twice, claims are counted."""
 
 import json
 
