@@ -1,6 +1,8 @@
 """The rivals: exact where they save nothing, and otherwise what was published."""
 
 import math
+from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,6 +29,8 @@ from tenuto.measure.rivals import (
     smooth_row,
 )
 from tenuto.models import Model, unet
+from tenuto.policies import both, lifetimes
+from tenuto.scores import Scores, UnitScore
 
 UNITS = [f"blocks.{i}.{kind}" for i in range(3) for kind in ("attn", "mlp")]
 STEPS = 8
@@ -61,9 +65,9 @@ def unet_at_the_seam(kind):
     module = make(kind)
     attachment = attach(module)
 
-    def network(seed, residual):
+    def network(seed, timestep=7, *, residual):
         with attachment.using(residual):
-            return run(module, inputs(kind, seed))
+            return run(module, {**inputs(kind, seed), "timestep": timestep})
 
     return network, [unit.name for unit in attachment.units]
 
@@ -356,6 +360,63 @@ def test_it_is_a_unet_whose_deep_modules_return_what_they_returned(depth):
         want = run(reference, inputs("sdxl", step))
         torch.testing.assert_close(generation(step), want, rtol=1e-4, atol=1e-5)
     assert rival.work == pytest.approx(deep_cache(units, 4, 2, depth).mean())
+
+
+@pytest.mark.parametrize("kind", ["sdxl", "sd1"])
+@pytest.mark.parametrize(("every", "depth"), [(2, 0), (3, 1), (3, 4), (2, 8)])
+def test_it_is_the_published_package(kind, every, depth):
+    """DeepCache 0.1.1 on diffusers' own UNet: the same modules called at the same steps, and the same output."""
+    package = pytest.importorskip("DeepCache")
+    steps = 7
+    network, units = unet_at_the_seam(kind)
+    rival = DeepCache(network, units, every, depth)
+    module = make(kind)
+    timesteps = torch.arange(steps).flip(0) * 100
+    helper = package.DeepCacheSDHelper(SimpleNamespace(unet=module, scheduler=SimpleNamespace(timesteps=timesteps)))
+    layers = [
+        (path, layer)
+        for path, layer in module.named_modules()
+        if path.split(".")[-2:-1] in (["resnets"], ["attentions"])
+    ]
+    ran = Counter()
+    for path, layer in layers:  # before the helper wraps them: a layer that it skips does not get here
+
+        def forward(*args, path=path, original=layer.forward, **named):
+            ran[path] += 1
+            return original(*args, **named)
+
+        layer.forward = forward
+    helper.set_params(cache_interval=every, cache_branch_id=depth)
+    helper.enable()
+    generation = rival.start()
+    for step, timestep in enumerate(timesteps):
+        call = {**inputs(kind, step), "timestep": timestep}
+        with torch.no_grad():  # the timestep by place, for the package finds it there
+            want = module(call.pop("sample"), call.pop("timestep"), **call).sample
+        torch.testing.assert_close(generation(step, timestep), want, rtol=1e-4, atol=1e-5)
+    computed = {
+        path: {n for unit, n in rival.computed.items() if (unit + ".").startswith(path + ".")} for path, _ in layers
+    }
+    assert computed == {path: {ran[path]} for path, _ in layers}
+
+
+def test_with_lifetimes_on_top_deep_units_are_held_in_between_and_all_when_their_lifetime_ends():
+    """The paper's Spectral + DeepCache."""
+    network = make("sdxl")
+    model = Model("tiny", unet.ARCHITECTURE, None, (), attach(network).units, network, frozenset({"sha256:0"}))
+    deep = deep_cache_schedule(model, 6, 3, 1)
+    scores = Scores(
+        "tiny",
+        "unet",
+        "sha256:0",
+        tuple(UnitScore(unit.name, unit.kind, unit.flops, (), i, i / 100) for i, unit in enumerate(model.units)),
+    )
+    lives = lifetimes(scores, 6, budget=0.5)
+    joined = both(lives, deep)
+    shallow = shallow_units(joined.units, 1)
+    for unit, row, life in zip(joined.units, joined.active, lives.lifetimes, strict=True):
+        want = [step < life and (unit in shallow or step % 3 == 0) for step in range(6)]
+        assert row.tolist() == want
 
 
 def test_its_schedule_is_a_schedule_of_the_model():

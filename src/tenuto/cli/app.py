@@ -343,6 +343,58 @@ def frontier(
     run(model, steps, samples, seeds, budgets, rivals, converged, block_length, output, png, device, as_json)
 
 
+RESULTS = Path("results") / "experiments"
+
+
+@app.command(
+    epilog="Example: tenuto experiment rankings --model tiny-dit --samples 20"
+    " · tenuto experiment all --device cuda --resume"
+)
+def experiment(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME…",
+            help="operating-points, rankings, execution, language, horizons, input-aware, oracle, comparisons, "
+            "freeze-error, audit, pareto, maps, failures, freezing; or all.",
+        ),
+    ],
+    models: Annotated[
+        list[str] | None, typer.Option("--model", help="A model as for `score`; repeat. Default: the reference models.")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="A checkpoint to do it on instead, of full size for example.")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Of each seed. Default: the experiment's own, for a GPU.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Rounds, each from other noise. Default: mostly 3.")] = None,
+    steps: Annotated[int | None, typer.Option(min=4, help="Of the full run. Default: 50; 64 for text.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted one stopped.")] = False,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Directory for the results: a JSON, a table and a figure of each.")
+    ] = RESULTS,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Do the paper's experiments: its figures, and what is measured here, side by side."""
+    from tenuto.cli.experiment import run
+
+    run(names, models, checkpoint, samples, seeds, steps, resume, output, device, as_json)
+
+
+@app.command(epilog="Example: tenuto results --html results.html")
+def results(
+    folder: Annotated[Path, typer.Argument(help="Where `tenuto experiment` wrote.")] = RESULTS,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The page, in Markdown.")] = Path("docs/results.md"),
+    html: Annotated[Path | None, typer.Option(help="A self-contained page, too.")] = None,
+) -> None:
+    """Write one page of what the experiments found."""
+    from tenuto.cli.experiment import page
+
+    page(folder, output, html)
+
+
 @app.command(epilog="Example: tenuto bench tiny-dit --batch 16")
 def bench(
     model: Annotated[str, typer.Argument(help=MODEL)],

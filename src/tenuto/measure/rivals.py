@@ -6,6 +6,8 @@ TaylorSeer           every branch predicted by a Taylor series of finite differe
 smooth_cache         a schedule from one calibrating run, each kind of layer by itself (SmoothCache, Liu et al.)
 DeepCache            a UNet's deep features held as they are (Ma et al.); `deep_cache_schedule` holds its updates
 
+Those that are schedules, and no more, are in `block_caches`; those that look at the input, in `input_aware`.
+
 The executors follow no schedule: they decide while they run, skip by Python, and count what they computed. Live parts,
 which are nobody's units, are computed at every evaluation of the network.
 """
@@ -68,7 +70,7 @@ class Rival(Executor):
         return done / all_of_it
 
 
-class _Run:
+class Run:
     """One generation: it counts its steps, and is the network's residual."""
 
     def __init__(self, executor: Executor) -> None:
@@ -95,7 +97,7 @@ class SkippedEvaluations(Rival):
 
     def __init__(self, network: Callable[..., Any], every: int, order: int = 1) -> None:
         super().__init__(network)
-        _check_period(every)
+        check_period(every)
         _check_order(order)
         self.every = every
         self.order = order
@@ -107,7 +109,7 @@ class SkippedEvaluations(Rival):
         return self.work  # all units are computed together
 
 
-class _Skipping(_Run):
+class _Skipping(Run):
     def __init__(self, rival: SkippedEvaluations) -> None:
         super().__init__(rival)
         self._rival = rival
@@ -159,7 +161,7 @@ class FirstBlock(Rival):
         return _Watching(self)
 
 
-class _Watching(_Run):
+class _Watching(Run):
     def __init__(self, rival: FirstBlock) -> None:
         super().__init__(rival)
         self._rival = rival
@@ -229,7 +231,7 @@ class TaylorSeer(Rival):
 
     def __init__(self, network: Callable[..., Any], every: int, order: int, warmup: int = WARMUP) -> None:
         super().__init__(network)
-        _check_period(every)
+        check_period(every)
         _check_order(order)
         if warmup < 0:
             raise UsageError(f"The number of first steps to compute cannot be negative, and {warmup} is.")
@@ -245,7 +247,7 @@ class TaylorSeer(Rival):
         return _Seeing(self)
 
 
-class _Seeing(_Run):
+class _Seeing(Run):
     def __init__(self, rival: TaylorSeer) -> None:
         super().__init__(rival)
         self._rival = rival
@@ -336,6 +338,19 @@ def drifts(
 
     ‖F(s) − F(s + k)‖₁ / ‖F(s + k)‖₁ of the whole batch, averaged over the units of a kind: [k − 1, s].
     """
+    mean = unit_drifts(model, steps, calibrate, max_skip=max_skip)
+    kinds = np.array([unit.kind for unit in model.units])
+    result = {str(kind): mean[kinds == kind].mean(axis=0) for kind in dict.fromkeys(kinds)}
+    for drift in result.values():
+        for k in range(max_skip):
+            drift[k, max(0, steps - 1 - k) :] = np.nan
+    return result
+
+
+def unit_drifts(
+    model: Model, steps: int, calibrate: Callable[[Executor], object], *, max_skip: int = MAX_SKIP
+) -> NDArray[np.float64]:
+    """The same for each unit by itself: [unit, k − 1, s], zero where there is no step s + k."""
     if steps < 1 or max_skip < 1:
         raise UsageError(f"There must be a step to take and one to skip, not {steps} and {max_skip}.")
     recording = _Recording(model, steps, max_skip)
@@ -343,13 +358,7 @@ def drifts(
     if not recording.runs or any(run.step + 1 != steps for run in recording.runs):
         taken = ", ".join(str(run.step + 1) for run in recording.runs) or "no"
         raise UsageError(f"The calibration was to take {steps} steps with the executor it was given, and took {taken}.")
-    mean = recording.totals / len(recording.runs)
-    kinds = np.array([unit.kind for unit in model.units])
-    result = {str(kind): mean[kinds == kind].mean(axis=0) for kind in dict.fromkeys(kinds)}
-    for drift in result.values():
-        for k in range(max_skip):
-            drift[k, max(0, steps - 1 - k) :] = np.nan
-    return result
+    return recording.totals / len(recording.runs)
 
 
 def smooth_row(drift: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
@@ -382,7 +391,7 @@ def _drifts(
 def _smooth(model: Model, found: Drifts, threshold: float, max_skip: int) -> Schedule:
     rows = {kind: smooth_row(drift, threshold) for kind, drift in found.items()}
     active = np.array([rows[unit.kind] for unit in model.units])
-    return _schedule(model, active, "branch", {"name": "smooth_cache", "threshold": threshold, "max_skip": max_skip})
+    return schedule_for(model, active, "branch", {"name": "smooth_cache", "threshold": threshold, "max_skip": max_skip})
 
 
 class _Recording(Executor):
@@ -399,7 +408,7 @@ class _Recording(Executor):
         return self.runs[-1]
 
 
-class _Recorded(_Run):
+class _Recorded(Run):
     def __init__(self, recording: _Recording) -> None:
         super().__init__(recording)
         self._rows, self._totals = recording.rows, recording.totals
@@ -441,7 +450,7 @@ class DeepCache(Rival):
 
     def __init__(self, network: Callable[..., Any], units: Sequence[str], every: int, depth: int = 0) -> None:
         super().__init__(network)
-        _check_period(every)
+        check_period(every)
         self.every = every
         self.shallow = shallow_units(units, depth)
 
@@ -449,7 +458,7 @@ class DeepCache(Rival):
         return _Deep(self)
 
 
-class _Deep(_Run):
+class _Deep(Run):
     def __init__(self, rival: DeepCache) -> None:
         super().__init__(rival)
         self._rival = rival
@@ -474,7 +483,7 @@ def deep_cache(units: Sequence[str], steps: int, every: int, depth: int = 0) -> 
     What is inside of branch `depth` is held. So at depth 0 the last layer of the last up block is computed and nothing
     else; each depth adds a layer on the way up, and that on the way down whose output the branch carries.
     """
-    _check_period(every)
+    check_period(every)
     shallow = shallow_units(units, depth)
     return np.array([unit in shallow for unit in units])[:, None] | (np.arange(steps) % every == 0)[None, :]
 
@@ -486,7 +495,7 @@ def deep_cache_schedule(model: Model, steps: int, every: int, depth: int = 0) ->
     above, does that, and no schedule can.
     """
     active = deep_cache([unit.name for unit in model.units], steps, every, depth)
-    return _schedule(model, active, "update", {"name": "deep_cache", "every": every, "depth": depth})
+    return schedule_for(model, active, "update", {"name": "deep_cache", "every": every, "depth": depth})
 
 
 def shallow_units(units: Sequence[str], depth: int) -> frozenset[str]:
@@ -520,7 +529,8 @@ _PLACE = re.compile(r"(?P<way>down|up)_blocks\.(?P<block>\d+)\.(?:resnets|attent
 # ------------------------------------------------------------------------------------------------------------ shared
 
 
-def _schedule(model: Model, active: NDArray[np.bool_], hold: Hold, policy: dict[str, Any]) -> Schedule:
+def schedule_for(model: Model, active: NDArray[np.bool_], hold: Hold, policy: dict[str, Any]) -> Schedule:
+    """A schedule that a rival makes: what is held is held as it was."""
     return Schedule(
         units=tuple(unit.name for unit in model.units),
         active=active,
@@ -533,7 +543,7 @@ def _schedule(model: Model, active: NDArray[np.bool_], hold: Hold, policy: dict[
     )
 
 
-def _check_period(every: int) -> None:
+def check_period(every: int) -> None:
     if every < 1:
         raise UsageError(f"The period must be at least 1 step, not {every}.")
 

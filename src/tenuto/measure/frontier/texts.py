@@ -164,7 +164,7 @@ class _Measured:
             self.seconds[seed],
             cache_bytes=cache_bytes(writing, len(prompts)),
             same_tokens=float((tokens == self.full[seed]).double().mean()),
-            distinct=float(np.mean([_distinct(row) for row in tokens.tolist()])),
+            distinct=float(np.mean([distinct(row) for row in tokens.tolist()])),
             needle=_right(case, answering, "needle", seed),
             arithmetic=_right(case, answering, "arithmetic", seed),
         )
@@ -219,7 +219,7 @@ def _rows(case: Texts, schedule: Schedule) -> float:
     return oldest * case.length / schedule.steps
 
 
-def _distinct(tokens: list[int]) -> float:
+def distinct(tokens: list[int]) -> float:
     """Different pairs of neighbouring tokens, of all pairs."""
     pairs = list(pairwise(tokens))
     return len(set(pairs)) / max(1, len(pairs))

@@ -1,0 +1,81 @@
+"""What skipping, padded graphs and jagged graphs each contribute to the speed, and what they cost in memory."""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from tenuto.experiments.lab import Lab
+from tenuto.experiments.rows import Result, Row, verdict_of
+from tenuto.experiments.trials import Bench
+from tenuto.experiments.ways import BUDGETS
+from tenuto.measure.speed import Row as Timing
+from tenuto.measure.speed import Rung, Subject, everything, measure, scattered_lifetimes, subject_of
+
+STEPS = 100
+PAPER = {"skip": 1.9, "padded": 2.7, "jagged": 3.0}  # over eager, LLaDA-8B
+MEMORY = {"llada": 0.17, "dit": 0.11, "uvit": 0.10, "unet": 0.22}
+BATCHES = {"llada": 1, "dit": 32, "uvit": 32, "unet": 16}  # both halves of guidance
+TOKENS = 512
+
+
+def execution(lab: Lab) -> Result:
+    gpu = torch.device(lab.device).type == "cuda"
+    rows: list[Row] = []
+    for bench in lab.benches():
+        subject = _subject(bench)
+        rungs = _rungs(subject, BUDGETS.get(bench.family, 0.35), lab.steps or STEPS, gpu)
+        found = lab.once(f"{bench.model.name}: execution", partial(_timed, subject, rungs, lab))
+        eager = found["eager"]
+        for mode, timing in found.items():
+            if mode == "eager":
+                continue
+            paper = PAPER.get(mode) if bench.family == "llada" else None
+            rows.append(Row(f"{mode}: speed-up over eager full inference", bench.model.name, paper, timing["speedup"]))
+        if "jagged" in found and "padded" in found:
+            jagged, padded = found["jagged"]["speedup"], found["padded"]["speedup"]
+            rows.append(Row("jagged over padded", bench.model.name, 3.0 / 2.7, jagged / padded, holds=jagged > padded))
+            more = found["jagged"]["peak_bytes"] / eager["peak_bytes"] - 1
+            rows.append(
+                Row("peak memory above full inference's, share", bench.model.name, MEMORY.get(bench.family), more)
+            )
+    note = "" if gpu else " Graphs need a GPU; here units are skipped by Python."
+    return Result(
+        rows,
+        verdict_of(rows) + note,
+        limits="Small networks leave a GPU idle between launches, which flatters graphs. The full-size networks are "
+        "timed by benchmarks/ladder.py; its table is in docs/execution.md.",
+    )
+
+
+def _subject(bench: Bench) -> Subject:
+    model = bench.model
+    tokens = min(TOKENS, model.config.max_sequence_length) if bench.family == "llada" else None
+    batch = BATCHES.get(bench.family, 32) if model.device.type == "cuda" else 2
+    return subject_of(model.name, model.network, model.architecture, model.config, batch=batch, tokens=tokens)
+
+
+def _rungs(subject: Subject, budget: float, steps: int, gpu: bool) -> list[Rung]:
+    paper = scattered_lifetimes(subject.units, steps, budget)
+    rungs = [Rung("full", "eager", False, None), Rung("lifetimes", "skip", False, paper)]
+    if gpu:
+        rungs.append(Rung("full", "jagged", False, everything(subject.units, 8)))
+        rungs += [Rung("lifetimes", "padded", False, paper), Rung("lifetimes", "jagged", False, paper)]
+    return rungs
+
+
+def _timed(subject: Subject, rungs: list[Rung], lab: Lab) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for row in measure(subject, rungs, 3, lab.say):
+        mode = "jagged, everything computed" if row.schedule == "full" and row.mode == "jagged" else row.mode
+        found[mode] = _kept(row)
+    return found
+
+
+def _kept(row: Timing) -> dict[str, Any]:
+    return {
+        "ms": row.ms_per_evaluation,
+        "speedup": row.speedup_over_eager or 1.0,
+        "peak_bytes": row.peak_bytes or 0,
+        "graphs": row.graphs,
+    }

@@ -1,0 +1,117 @@
+"""What breaks first when a schedule is too aggressive: the same samples in full and under it, side by side."""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from tenuto.experiments.lab import Lab
+from tenuto.experiments.rows import Figure, Panel, Result, Row, verdict_of
+from tenuto.experiments.trials import ANSWER, PictureBench, TextBench, Way
+from tenuto.experiments.ways import in_full, ours, spectral
+from tenuto.samplers.masked import MaskedSampling, generate_tokens
+
+TAUS = (0.5, 1.0, 2.0)
+SHOWN = 8  # samples of each way
+HIGH = 0.5  # of the highest frequency: above it there is fine texture
+
+
+def failures(lab: Lab) -> Result:
+    rows: list[Row] = []
+    panels: list[Panel] = []
+    for bench in lab.benches():
+        ways = {"full": in_full(bench)}
+        ways |= {f"τ = {tau:g}": spectral(bench, tau=tau) for tau in TAUS}
+        ways["Tenuto, 20 %"] = ours(bench, 0.2)
+        if isinstance(bench, PictureBench):
+            found = lab.once(f"{bench.model.name}: failures", partial(_pictures, bench, ways, lab))
+            panels.append(Panel(bench.model.name, {name: one["pixels"] for name, one in found.items()}))
+            for name in list(found)[1:]:
+                rows.append(
+                    Row(
+                        f"{name}: energy of fine texture, of the full run's",
+                        bench.model.name,
+                        None,
+                        found[name]["texture"] / found["full"]["texture"],
+                        holds=found[name]["texture"] < found["full"]["texture"] if name == "τ = 2" else None,
+                        note="the paper: fine texture is lost first" if name == "τ = 2" else "",
+                    )
+                )
+        elif isinstance(bench, TextBench):
+            found = lab.once(f"{bench.model.name}: failures", partial(_answers, bench, ways))
+            for name, one in found.items():
+                shown = "; ".join(one["wrong"][:2])
+                rows.append(
+                    Row(
+                        f"{name}: wrong sums among {one['asked']} that carry, share",
+                        bench.model.name,
+                        None,
+                        one["carrying"],
+                        holds=one["carrying"] >= one["plain"] if name == "τ = 2" else None,
+                        note=f"without a carry {one['plain']:.2f}" + (f"; e.g. {shown}" if shown else ""),
+                    )
+                )
+    return Result(
+        rows,
+        f"{verdict_of(rows)} The paper names the first thing that breaks: fine texture of pictures, carries of sums.",
+        Figure("pictures", panels) if panels else None,
+        "Object counts and small lettering, which the paper names for SDXL, cannot be seen in 32 x 32 pictures.",
+    )
+
+
+def _pictures(bench: PictureBench, ways: dict[str, Way], lab: Lab) -> dict[str, Any]:
+    steps = lab.steps or bench.steps
+    found = {}
+    for name, way in ways.items():
+        images = bench.pictures(way, steps, SHOWN).float().cpu()
+        pixels = ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+        found[name] = {"pixels": pixels.tolist(), "texture": _texture(images)}
+    return found
+
+
+def _texture(images: torch.Tensor) -> float:
+    """The energy above half of the highest frequency, of pictures [B, C, H, W]."""
+    spectrum = torch.fft.rfft2(images, norm="ortho").abs().square()
+    rows = torch.fft.fftfreq(images.shape[-2]).abs()[:, None]
+    columns = torch.fft.rfftfreq(images.shape[-1])[None, :]
+    return float(spectrum[..., torch.maximum(rows, columns) > HIGH / 2].sum() / len(images))
+
+
+def _answers(bench: TextBench, ways: dict[str, Way]) -> dict[str, Any]:
+    posed = [problem for seed in bench.seeds for problem in bench.some("arithmetic", seed)]
+    codec = bench.model.tokenizer
+    found = {}
+    for name, way in ways.items():
+        sampling = MaskedSampling(steps=ANSWER, length=ANSWER, block_length=ANSWER)
+        prompts = [problem["prompt"] for problem in posed]
+        written = generate_tokens(way(ANSWER, 1), prompts, sampling=sampling, batch=len(posed)).tolist()
+        wrong: dict[bool, list[bool]] = {True: [], False: []}
+        told: list[str] = []
+        for problem, row in zip(posed, written, strict=True):
+            right = row[: len(problem["answer"])] == problem["answer"]
+            question = codec.decode(problem["prompt"])
+            wrong[_carries(question)].append(not right)
+            if not right:
+                told.append(f"{question.strip()[-60:]} → {codec.decode(row)[:12]!r}")
+        found[name] = {
+            "asked": len(wrong[True]),
+            "carrying": _share(wrong[True]),
+            "plain": _share(wrong[False]),
+            "wrong": told[:4],
+        }
+    return found
+
+
+def _carries(question: str) -> bool:
+    """Whether the last digits of the two numbers make more than nine, or less than nothing."""
+    numbers = [
+        int("".join(c for c in word if c.isdigit())) for word in question.split() if any(c.isdigit() for c in word)
+    ]
+    if len(numbers) < 2:
+        return False
+    one, other = numbers[0] % 10, numbers[1] % 10
+    return one + other > 9 if " more" in question else one < other
+
+
+def _share(found: list[bool]) -> float:
+    return sum(found) / len(found) if found else 0.0

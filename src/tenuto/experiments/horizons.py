@@ -1,0 +1,88 @@
+"""Fewer steps in the full run: does the order of the units still matter when each step counts for more?"""
+
+from tenuto.experiments.lab import Lab
+from tenuto.experiments.operating import SMALL
+from tenuto.experiments.rankings import ranked_way
+from tenuto.experiments.rows import Figure, Panel, Result, Row, verdict_of
+from tenuto.experiments.trials import Trial, difference
+from tenuto.experiments.ways import BUDGETS, in_full, ours, tried
+
+HORIZONS = (100, 50, 30, 20, 10)
+ORDERS = ("spectral", "depth", "random")
+# T -> (spectral, depth, random): FID above full inference's at that T; of LLaDA, GSM8K less full inference's
+PAPER = {
+    "dit": {
+        100: (0.08, 0.60, 0.94),
+        50: (0.11, 0.67, 0.98),
+        30: (0.16, 0.82, 1.17),
+        20: (0.23, 1.03, 1.39),
+        10: (0.39, 1.36, 1.76),
+    },
+    "llada": {
+        100: (-0.2, -2.1, -4.9),
+        50: (-0.3, -2.7, -5.7),
+        30: (-0.4, -3.6, -7.0),
+        20: (-0.6, -4.2, -8.1),
+        10: (-1.1, -5.6, -9.5),
+    },
+}
+
+
+def horizons(lab: Lab) -> Result:
+    rows: list[Row] = []
+    panels: list[Panel] = []
+    for bench in lab.benches():
+        text = bench.family == "llada"
+        lines: dict[str, list[tuple[float, float]]] = {order: [] for order in (*ORDERS, "Tenuto's default")}
+        for steps in HORIZONS:
+            count = _steps(steps, text)
+            budget = BUDGETS.get(bench.family, 0.35)
+            full = tried(lab, bench, "full", in_full(bench), count)
+            found: dict[str, Trial] = {}
+            for place, order in enumerate(ORDERS):
+                found[order] = tried(lab, bench, f"{order} at {budget:g}", ranked_way(bench, order, budget), count)
+                claimed = PAPER.get(bench.family, {}).get(steps)
+                rows.append(_row(bench.model.name, steps, order, found[order], full, text, claimed and claimed[place]))
+                lines[order].append((steps, found[order].mean(bench.quality)[0]))
+            default = tried(lab, bench, f"tenuto at {budget:g}", ours(bench, budget), count)
+            rows.append(_row(bench.model.name, steps, "Tenuto's default", default, full, text, None))
+            lines["Tenuto's default"].append((steps, default.mean(bench.quality)[0]))
+            for other in ORDERS[1:]:
+                change, p = difference(found["spectral"], found[other], bench.quality)
+                rows.append(
+                    Row.of(
+                        f"T = {steps}: spectral less {other}, {bench.quality}",
+                        bench.model.name,
+                        None,
+                        change,
+                        holds=change[1] > 0,
+                        note=f"paired, p = {p:.2g}",
+                    )
+                )
+        panels.append(Panel(bench.model.name, lines, across="steps of the full run", up=bench.quality))
+    return Result(
+        rows,
+        f"{verdict_of(rows)} A comparison holds where the spectral order is better than depth's or chance's by more "
+        "than the interval of the paired difference.",
+        Figure("lines", panels),
+        SMALL,
+    )
+
+
+def _steps(steps: int, text: bool) -> int:
+    """Text is written in four blocks, so its steps are a multiple of four, and at most one a token."""
+    return max(4, 4 * round(steps / 4)) if text else steps
+
+
+def _row(model: str, steps: int, order: str, trial: Trial, full: Trial, text: bool, claimed: float | None) -> Row:
+    if text:
+        change, _ = difference(trial, full, "arithmetic")
+        paper = None if claimed is None else claimed / 100
+        return Row.of(f"T = {steps}: {order}, arithmetic, change in right answers", model, paper, change)
+    if "fid_delta" in trial.figures:
+        increase = trial.figures["fid_delta"]
+        base = trial.figures["full_fid"][0]
+        paper = None if claimed is None else claimed / 2.27
+        shares = (increase[0] / base, increase[1] / base, increase[2] / base)
+        return Row.of(f"T = {steps}: {order}, FID above full inference's, share of it", model, paper, shares)
+    return Row.of(f"T = {steps}: {order}, dB to the full run's picture", model, None, trial.mean("psnr"))

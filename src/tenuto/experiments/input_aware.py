@@ -1,0 +1,69 @@
+"""A schedule from weights alone, beside one that looks at each input, and one that knows its outcome."""
+
+from tenuto.experiments.lab import Lab
+from tenuto.experiments.operating import SMALL
+from tenuto.experiments.rows import Result, Row, verdict_of
+from tenuto.experiments.trials import Bench, Trial, Way, difference
+from tenuto.experiments.ways import BUDGETS, in_full, ours, quality_rows, spectral, tried
+from tenuto.measure.input_aware import ActivationDrift
+from tenuto.policies import lifetimes
+
+# (spectral, drift) latency over full inference's; and what is lost
+LATENCY = {"llada": (150 / 450, 171 / 450), "dit": (0.61 / 1.82, 0.69 / 1.82), "unet": (1.60 / 4.80, 1.78 / 4.80)}
+LOST: dict[str, tuple[dict[str, float], dict[str, float]]] = {
+    "llada": ({"arithmetic": -0.002}, {"arithmetic": -0.001}),
+    "dit": ({"fid": 0.08 / 2.27}, {"fid": 0.05 / 2.27}),
+    "unet": ({"fid": 0.25 / 7.84}, {"fid": 0.18 / 7.84}),
+}
+
+
+def input_aware(lab: Lab) -> Result:
+    rows: list[Row] = []
+    for bench in lab.benches():
+        name, budget = bench.model.name, BUDGETS.get(bench.family, 0.35)
+        full = tried(lab, bench, "full", in_full(bench))
+        static = tried(lab, bench, f"spectral at {budget:g}", spectral(bench, budget))
+        drift = tried(lab, bench, f"activation drift at {budget:g}", _drift(bench, budget))
+        default = tried(lab, bench, f"tenuto at {budget:g}", ours(bench, budget))
+        times, lost = LATENCY.get(bench.family, (None, None)), LOST.get(bench.family, ({}, {}))
+        for title, trial, paper, claimed in (
+            ("spectral static", static, times[0], lost[0]),
+            ("activation drift", drift, times[1], lost[1]),
+            ("Tenuto's default", default, None, {}),
+        ):
+            rows.append(Row(f"{title}: share of unit-steps", name, None, trial.work))
+            rows.append(Row(f"{title}: time, of eager full inference", name, paper, 1 / trial.speedup))
+            rows += quality_rows(bench, title, trial, full, claimed, claims=False)
+        rows += _claims(bench, static, drift)
+    return Result(
+        rows,
+        f"{verdict_of(rows)} The paper's claims are that drift is slower, and no better than the displayed "
+        "uncertainty.",
+        limits=SMALL + " Drift decides for a whole batch at once.",
+    )
+
+
+def _drift(bench: Bench, budget: float) -> Way:
+    return lambda steps, blocks: ActivationDrift(bench.model.network, lifetimes(bench.scores, steps, budget=budget))
+
+
+def _claims(bench: Bench, static: Trial, drift: Trial) -> list[Row]:
+    change, p = difference(drift, static, bench.quality)
+    slower = static.speedup / drift.speedup
+    return [
+        Row(
+            "time of activation drift, of the static schedule's",
+            bench.model.name,
+            LATENCY["dit"][1] / LATENCY["dit"][0],
+            slower,
+            holds=slower > 1,
+        ),
+        Row.of(
+            f"activation drift less spectral static, {bench.quality}",
+            bench.model.name,
+            None,
+            change,
+            holds=change[1] <= 0 <= change[2],
+            note=f"within uncertainty, says the paper; paired, p = {p:.2g}",
+        ),
+    ]

@@ -1,0 +1,58 @@
+"""Where an experiment is done: the models, how many samples, and what was measured of them so far."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import tenuto
+from tenuto.experiments.trials import Bench, PictureBench, TextBench
+from tenuto.journal import Journal
+from tenuto.models import Model
+
+REFERENCE = ("tiny-llada", "tiny-dit", "tiny-uvit", "tiny-sdxl")
+Say = Callable[[str], object]
+
+
+@dataclass
+class Lab:
+    models: Sequence[str] = REFERENCE
+    samples: int = 100  # of each seed
+    seeds: int = 3
+    steps: int | None = None  # of the full run, instead of the experiment's own
+    device: str | torch.device = "cpu"
+    journal: Journal | None = None
+    say: Say = lambda text: None
+    _benches: dict[str, Bench] = field(default_factory=dict)
+
+    def once(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What was measured under this name before, of as many samples, or is measured now and noted.
+
+        Experiments that are done together share their trials.
+        """
+        name = f"{name} ({self.samples} samples of {self.seeds} seeds)"
+        known = self.journal.get(name) if self.journal is not None else {}
+        if known:
+            return known
+        found = measure()
+        if self.journal is not None:
+            self.journal.note(name, found)
+        return found
+
+    def bench(self, name: str) -> Bench:
+        """A model, loaded once, with what it is asked for and who judges it."""
+        if name not in self._benches:
+            model = tenuto.load(name, device=torch.device(self.device), dtype=torch.float32)
+            make = TextBench if writes(model) else PictureBench
+            self._benches[name] = make(model, self.samples, range(self.seeds))
+        return self._benches[name]
+
+    def benches(self, *families: str) -> list[Bench]:
+        """Those of the lab's models that belong to one of the families; all of them if none is named."""
+        found = [self.bench(name) for name in self.models]
+        return [bench for bench in found if not families or bench.family in families]
+
+
+def writes(model: Model) -> bool:
+    return model.architecture.asks_for == "prompt"

@@ -1,0 +1,80 @@
+"""How little could be computed by someone who knows the outcome?"""
+
+from functools import partial
+from typing import Any
+
+from tenuto.executor import Executor
+from tenuto.experiments.lab import Lab
+from tenuto.experiments.operating import SMALL
+from tenuto.experiments.rows import Result, Row, spread, verdict_of
+from tenuto.experiments.trials import Bench
+from tenuto.experiments.ways import BUDGETS
+from tenuto.measure.input_aware import TOLERANCE, oracle_replay
+from tenuto.measure.trajectory import record, relative
+from tenuto.policies import lifetimes
+
+STEPS = 10
+UNITS = 40  # more of them take hours
+
+
+def oracle(lab: Lab) -> Result:
+    rows: list[Row] = []
+    for bench in lab.benches():
+        if len(bench.model.units) > UNITS:
+            rows.append(
+                Row("share of unit-steps found", bench.model.name, None, None, note="too many units to try one by one")
+            )
+            continue
+        steps = min(lab.steps or STEPS, STEPS)
+        paper = 930 / 3200 if bench.family == "llada" else None
+        for ceiling in (None, BUDGETS.get(bench.family, 0.35)):
+            key = f"{bench.model.name}, {steps} steps: oracle, ceiling {ceiling}"
+            noted = lab.once(key, partial(_searched, lab, bench, steps, ceiling))
+            kind = "within the tolerance" if ceiling is None else f"at most {ceiling:.0%}"
+            rows += [
+                Row(
+                    f"oracle, {kind}: share of unit-steps found",
+                    bench.model.name,
+                    paper,
+                    noted["work"],
+                    holds=noted["work"] <= BUDGETS.get(bench.family, 0.35) if ceiling is None else None,
+                    note=f"{noted['forced']} unit-steps frozen beyond the tolerance of {TOLERANCE:g}"
+                    if ceiling
+                    else "the paper: the tolerance did not bind before the ceiling of 35 %",
+                ),
+                Row(
+                    f"oracle, {kind}: error of the replay's last output, relative",
+                    bench.model.name,
+                    None,
+                    noted["error"],
+                    note=f"spectral lifetimes at the same work: {noted['spectral']:.2g}",
+                ),
+            ]
+    return Result(
+        rows,
+        f"{verdict_of(rows)} Within a tolerance of {TOLERANCE:g} the search leaves "
+        f"{spread(rows, 'within the tolerance: share')} of the unit-steps computed.",
+        limits=SMALL + f" Trajectories of {STEPS} steps, one sample a search.",
+    )
+
+
+def _searched(lab: Lab, bench: Bench, steps: int, ceiling: float | None) -> dict[str, Any]:
+    model = bench.model
+    sample = bench.sample(steps, count=1)
+    trajectory = record(model.network, sample)[0]
+    most = None if ceiling is None else max(len(model.units), round(ceiling * len(model.units) * steps))
+    found = oracle_replay(
+        model,
+        trajectory,
+        ceiling=most,
+        progress=lambda step, active: lab.say(f"{model.name}: step {step} of {steps}, {active} units computed"),
+    )
+    work = found.schedule.budget
+    full, replayed = sample(Executor(model.network, mode="eager")), sample(Executor(model.network, found.schedule))
+    static = sample(Executor(model.network, lifetimes(bench.scores, steps, budget=max(work, 0.1))))
+    return {
+        "work": work,
+        "forced": found.forced,
+        "error": relative(replayed.double(), full.double()),
+        "spectral": relative(static.double(), full.double()),
+    }

@@ -1,0 +1,88 @@
+"""What an experiment finds: the paper's figure beside the measured one, and whether the claim holds."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tenuto.measure.quality import Interval
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure. The paper's is of its own network and yardstick: `quantity` says where they differ."""
+
+    quantity: str
+    model: str
+    paper: float | None
+    measured: float | None  # None: it was not measured, and the note says why
+    interval: tuple[float, float] | None = None  # 95 %
+    holds: bool | None = None  # None: the row claims nothing by itself
+    note: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        quantity: str,
+        model: str,
+        paper: float | None,
+        measured: Interval,
+        holds: bool | None = None,
+        note: str = "",
+    ) -> "Row":
+        value, low, high = measured
+        return cls(quantity, model, paper, value, (low, high), holds, note)
+
+    def to_json(self) -> dict[str, Any]:
+        def shorter(value: Any) -> Any:
+            return float(f"{value:.6g}") if isinstance(value, float) else value
+
+        found = asdict(self)
+        if self.interval is not None:
+            found["interval"] = [shorter(end) for end in self.interval]
+        return {key: shorter(value) for key, value in found.items() if not (key == "note" and not value)}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A part of a figure: what to draw is said by the figure's kind."""
+
+    title: str
+    series: dict[str, Any]
+    across: str = ""  # what the axes are
+    up: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    kind: str  # lines, scatter, map or pictures; see report/experiments.py
+    panels: list[Panel]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class Result:
+    rows: list[Row]
+    verdict: str  # one sentence: whether the claim holds here
+    figure: Figure | None = None
+    limits: str = ""  # what cannot be concluded from this
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def verdict_of(rows: Sequence[Row]) -> str:
+    """A sentence on how many of the rows that claim something hold."""
+    said = [row.holds for row in rows if row.holds is not None]
+    if not said:
+        return "Nothing here can be held against the paper."
+    how = "holds" if all(said) else "holds in part" if any(said) else "does not hold"
+    return f"The claim {how} here ({sum(said)} of {len(said)} comparisons)."
+
+
+def spread(rows: Sequence[Row], containing: str) -> str:
+    """The least and the greatest measured value of the rows whose quantity contains some words."""
+    values = [row.measured for row in rows if containing in row.quantity and row.measured is not None]
+    if not values:
+        return "nothing measured"
+    ends = [f"{min(values):.3g}", f"{max(values):.3g}"]
+    return " to ".join(dict.fromkeys(ends))

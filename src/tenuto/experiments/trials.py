@@ -1,0 +1,279 @@
+"""One way of running a model, tried on all samples of all seeds, beside the full run from the same noise.
+
+A way is a function from a number of steps (and, for text, of blocks) to an executor. What a trial finds is plain
+numbers, sample by sample, so that it can be noted and two of them can be compared in pairs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
+from itertools import cycle, islice
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tenuto.api import score
+from tenuto.errors import UsageError
+from tenuto.executor import Executor
+from tenuto.measure.frontier.cases import CAPTIONS
+from tenuto.measure.frontier.pictures import APART, Pictures
+from tenuto.measure.frontier.points import everything
+from tenuto.measure.frontier.rows import HIGHEST, timed
+from tenuto.measure.frontier.texts import distinct
+from tenuto.measure.judges import Problem, picture_judge, problems, text_judge
+from tenuto.measure.quality import Interval, frechet_interval, mean_interval, paired_frechet_delta, paired_test, psnr
+from tenuto.measure.rivals import Rival
+from tenuto.models import Model, find
+from tenuto.samplers.diffusion import Solver
+from tenuto.samplers.masked import MaskedSampling, generate_tokens
+from tenuto.schedules import Schedule
+from tenuto.scores import Scores
+
+Way = Callable[[int, int], Executor]  # (steps, blocks)
+ANSWER = 16  # tokens of an answer to a problem
+LENGTH, BLOCKS = 128, 4  # tokens of a continuation, and the blocks it is written in
+
+
+@dataclass
+class Trial:
+    seconds: float  # a sample
+    full_seconds: float
+    work: float  # unit-steps, of the full run's
+    flop_work: float
+    values: dict[str, list[float]]  # of each sample; higher is better
+    figures: dict[str, Interval] = field(default_factory=dict)  # of all samples together
+
+    @property
+    def speedup(self) -> float:
+        return self.full_seconds / self.seconds
+
+    def mean(self, name: str) -> Interval:
+        return mean_interval(self.values[name], 500)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> "Trial":
+        figures = {name: (value[0], value[1], value[2]) for name, value in found["figures"].items()}
+        return cls(**{**found, "figures": figures})
+
+
+def difference(a: Trial, b: Trial, name: str) -> tuple[Interval, float]:
+    """a − b over the same samples with its 95 % interval, and the p of a paired test."""
+    one, other = np.array(a.values[name]), np.array(b.values[name])
+    return mean_interval(one - other, 500), paired_test(one, other, 2000)
+
+
+class Bench(Protocol):
+    """A model with what it is asked for, and who judges it."""
+
+    model: Model
+    steps: int  # of the full run, where nobody says otherwise
+    quality: str  # the value that ways are compared by
+
+    @property
+    def family(self) -> str: ...
+
+    def sample(self, steps: int, count: int | None = None) -> Callable[[Executor], Tensor]:
+        """From an executor to what it makes of the first seed's samples, in so many steps."""
+        ...
+
+    @property
+    def scores(self) -> Scores: ...
+
+    def trial(self, way: Way, steps: int | None = None, base: int | None = None, solver: Solver = "ddim") -> Trial:
+        """A way at so many steps, compared with the full run of `base` steps (as many, by default)."""
+        ...
+
+
+class _Bench:
+    def __init__(self, model: Model, samples: int, seeds: Sequence[int]) -> None:
+        if samples < 1 or not seeds:
+            raise UsageError("At least one sample of one seed must be made.")
+        self.model = model
+        self.samples = samples
+        self.seeds = seeds
+
+    @property
+    def family(self) -> str:
+        return self.model.architecture.name
+
+    @cached_property
+    def scores(self) -> Scores:
+        return score(self.model)
+
+    def work(self, executor: Executor, share: float) -> tuple[float, float]:
+        """Unit-steps and FLOPs, of the full run's."""
+        if isinstance(executor, Rival):
+            return executor.work, executor.flop_work(self.model.units)
+        schedule = executor.schedule
+        return (share, share) if schedule is None else (share * schedule.budget, share * schedule.flop_budget)
+
+
+class PictureBench(_Bench):
+    """quality: psnr, dB to the full run's picture from the same noise. Fréchet distances of all seeds together."""
+
+    steps = 50
+    quality = "psnr"
+
+    def __init__(self, model: Model, samples: int, seeds: Sequence[int], batch: int | None = None) -> None:
+        super().__init__(model, samples, seeds)
+        self.judge = picture_judge(model, model.device)
+        by_class = model.architecture.asks_for == "class"
+        self.labels = list(islice(cycle(range(model.config.classes if by_class else len(CAPTIONS))), samples))
+        wanted = self.labels if by_class else [f"a photo of a {CAPTIONS[i]}" for i in self.labels]
+        at_once = batch or (samples if model.device.type == "cuda" else min(samples, 32))
+        self.case = Pictures(model, self.steps, wanted, seeds, at_once)
+        self._full: dict[int, tuple[list[Tensor], float]] = {}
+        self._seen: dict[int, Tensor] = {}
+
+    def trial(self, way: Way, steps: int | None = None, base: int | None = None, solver: Solver = "ddim") -> Trial:
+        steps = steps or self.steps
+        base = base or steps
+        full, full_seconds = self.full(base)
+        executor = way(steps, 1)
+        images, seconds = self._draw(executor, steps, solver)
+        work, flop_work = self.work(executor, steps / base)
+        alike = torch.cat([psnr(a, b).clamp(max=HIGHEST) for a, b in zip(images, full, strict=True)])
+        found = Trial(seconds, full_seconds, work, flop_work, {"psnr": alike.tolist()})
+        executor.release()
+        self._judge(found, torch.cat(images), base)
+        return found
+
+    def sample(self, steps: int, count: int | None = None) -> Callable[[Executor], Tensor]:
+        return lambda executor: self.case.draw(executor, steps, "ddim", self.seeds[0], count)
+
+    def full(self, steps: int) -> tuple[list[Tensor], float]:
+        """The full run's pictures of every seed, and its seconds a sample, as anyone would run it: eagerly."""
+        if steps not in self._full:
+            self._full[steps] = self._draw(Executor(self.model.network, mode="eager"), steps, "ddim")
+        return self._full[steps]
+
+    def pictures(self, way: Way, steps: int, count: int, solver: Solver = "ddim") -> Tensor:
+        """Some pictures of the first seed."""
+        return self.case.draw(way(steps, 1), steps, solver, self.seeds[0], count)
+
+    def _draw(self, executor: Executor, steps: int, solver: Solver) -> tuple[list[Tensor], float]:
+        # Warm-up: on a GPU graphs are recorded, of whole batches; elsewhere one sample will do.
+        self.case.draw(executor, steps, solver, self.seeds[0], self.case.batch if self._on_gpu else 1)
+        if isinstance(executor, Rival):
+            executor.forget()
+        drawn = [
+            timed(partial(self.case.draw, executor, steps, solver, seed), self.model.device) for seed in self.seeds
+        ]
+        return [images for images, _ in drawn], sum(took for _, took in drawn) / (len(drawn) * self.samples)
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.model.device.type == "cuda"
+
+    def _judge(self, found: Trial, images: Tensor, base: int) -> None:
+        judge = self.judge
+        if judge is None:
+            return
+        labels = torch.tensor(self.labels * len(self.seeds))
+        found.values["agreement"] = judge.agrees(images, labels).double().tolist()
+        if judge.statistics is None:
+            return
+        if base not in self._seen:
+            self._seen[base] = judge.features(torch.cat(self.full(base)[0])).cpu()
+        # Eigenvalues of small matrices are a matter for the CPU.
+        seen, full, real = judge.features(images).cpu(), self._seen[base], judge.statistics.to("cpu")
+        if len(seen) > seen.shape[1]:
+            found.figures["fid"] = frechet_interval(seen, real)
+            found.figures["full_fid"] = frechet_interval(full, real)
+            found.figures["fid_delta"] = paired_frechet_delta(seen, full, real)
+
+
+class TextBench(_Bench):
+    """quality: arithmetic, whether the answer is exactly right. Each seed takes other problems."""
+
+    steps = 64
+    quality = "arithmetic"
+
+    def __init__(self, model: Model, samples: int, seeds: Sequence[int]) -> None:
+        super().__init__(model, samples, seeds)
+        self.judge = text_judge(model.device)
+        self.problems = problems(find(model.name))
+        self._full: dict[int, tuple[Tensor, float, Tensor | None]] = {}
+
+    def trial(self, way: Way, steps: int | None = None, base: int | None = None, solver: Solver = "ddim") -> Trial:
+        steps = steps or self.steps
+        base = base or steps
+        if base not in self._full:
+            self._full[base] = self._written(_in_full(self.scores, self.model), base)
+        full, full_seconds, full_loss = self._full[base]
+        tokens, seconds, loss = self._written(way, steps)
+        executor = way(steps, BLOCKS)
+        work, flop_work = self.work(executor, steps / base)
+        answering = max(1, round(ANSWER * steps / self.steps))
+        found = Trial(seconds, full_seconds, work, flop_work, {})
+        for task in ("arithmetic", "needle"):
+            found.values[task] = self._answered(way(answering, 1), task, answering)
+        found.values["needle, longest"] = self._answered(way(answering, 1), "needle", answering, longest=True)
+        found.values["same tokens"] = (tokens == full).double().mean(1).tolist()
+        found.values["distinct"] = [distinct(row) for row in tokens.tolist()]
+        if loss is not None and full_loss is not None:
+            found.values["likelihood"] = (full_loss - loss).tolist()  # nats a token, over the full run's
+        return found
+
+    def sample(self, steps: int, count: int | None = None) -> Callable[[Executor], Tensor]:
+        """Answers of as many tokens as steps, so that one is written at each."""
+        asked = [problem["prompt"] for problem in self.some("text", self.seeds[0])[:count]]
+        sampling = MaskedSampling(steps=steps, length=steps, block_length=steps, stop_at_eos=False)
+        return lambda executor: generate_tokens(executor, asked, sampling=sampling, batch=len(asked))
+
+    def _written(self, way: Way, steps: int) -> tuple[Tensor, float, Tensor | None]:
+        """Continuations, seconds each, and how unlikely the judge finds them."""
+        executor = way(steps, BLOCKS)
+        sampling = MaskedSampling(steps=steps, length=LENGTH, block_length=LENGTH // BLOCKS, stop_at_eos=False)
+        prompts = [[one["prompt"] for one in self.some("text", seed)] for seed in self.seeds]
+
+        def write(asked: list[list[int]]) -> Tensor:
+            return generate_tokens(executor, asked, sampling=sampling, batch=len(asked))
+
+        write(prompts[0] if self.model.device.type == "cuda" else prompts[0][:1])  # warm-up
+        drawn = [timed(partial(write, asked), self.model.device) for asked in prompts]
+        tokens = torch.cat([written.cpu() for written, _ in drawn])
+        executor.release()
+        loss = None
+        if self.judge is not None:
+            asked = torch.tensor([prompt for some in prompts for prompt in some])
+            loss = self.judge.nll(torch.cat([asked, tokens], dim=1), asked.shape[1]).double().cpu()
+        return tokens, sum(took for _, took in drawn) / len(tokens), loss
+
+    def _answered(self, executor: Executor, task: str, steps: int, longest: bool = False) -> list[float]:
+        """Of each problem whether it was solved; the longest ones only, or each seed's share."""
+        end = self.model.config.eos_token_id
+        sampling = MaskedSampling(steps=steps, length=ANSWER, block_length=ANSWER)
+        right: list[float] = []
+        shares = [self._longest(task)] if longest else [self.some(task, seed) for seed in self.seeds]
+        for posed in shares:
+            written = generate_tokens(executor, [one["prompt"] for one in posed], sampling=sampling, batch=len(posed))
+            expected = [[*one["answer"], end] for one in posed]
+            pairs = zip(written.tolist(), expected, strict=True)
+            right += [float(row[: len(answer)] == answer) for row, answer in pairs]
+        executor.release()
+        return right
+
+    def _longest(self, task: str) -> list[Problem]:
+        return sorted(self.problems[task], key=lambda one: -len(one["prompt"]))[: self.samples]
+
+    def some(self, task: str, seed: int) -> list[Problem]:
+        every = self.problems[task]
+        return [every[(seed * self.samples + i) % len(every)] for i in range(self.samples)]
+
+
+def scheduled(model: Model, make: Callable[[int, int], Schedule]) -> Way:
+    """The way of a schedule."""
+    return lambda steps, blocks: Executor(model.network, make(steps, blocks))
+
+
+def _in_full(scores: Scores, model: Model) -> Way:
+    return lambda steps, blocks: Executor(model.network, everything(scores, steps), mode="eager")
+
+
+__all__ = ["APART", "Bench", "PictureBench", "TextBench", "Trial", "Way", "difference", "scheduled"]

@@ -1,0 +1,134 @@
+"""Published caches that are schedules at our seam: they hold updates, and decide before anything is generated.
+
+delta_dit    a range of blocks held together, the rear ones early and the front ones late (Δ-DiT, Chen et al. 2024)
+block_cache  each unit computed again when its changes since it was last add up to a threshold, as one calibrating run
+             saw them (Block Caching, Wimbauer et al. 2024)
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tenuto.errors import UsageError
+from tenuto.executor import Executor
+from tenuto.measure.rivals import check_period, schedule_for, unit_drifts
+from tenuto.models import Model
+from tenuto.schedules import Schedule
+
+Changes = NDArray[np.float64]  # [unit, step]: by how much a unit changes from this step to the next, relative
+
+# ------------------------------------------------------------------------------------------------------------- Δ-DiT
+
+
+def delta_dit(model: Model, steps: int, *, every: int, cached: int, boundary: float) -> Schedule:
+    """Δ-DiT: everything at every N-th step; in between N_c blocks are held, and the others computed.
+
+    What is held is the deviation that the blocks together add to the stream, so the stream that comes in stays live.
+    It is the sum of their units' updates, which is what a schedule holds.
+
+    The published method chooses N, N_c and b for each model and number of steps; there are no defaults here.
+
+    every     N
+    cached    N_c, how many blocks are held: the last ones before the boundary, the first ones behind it
+    boundary  b as a share of the steps, counted from the noisiest: outlines are drawn before it and details behind it
+    """
+    check_period(every)
+    if not 0 <= boundary <= 1:
+        raise UsageError(f"The boundary is a share of the steps, between 0 and 1, not {boundary}.")
+    block = blocks_of([unit.name for unit in model.units])
+    count = block[-1] + 1
+    if not 0 <= cached <= count:
+        raise UsageError(f"Between 0 and all {count} of the blocks can be held, not {cached}.")
+    place, step = np.array(block)[:, None], np.arange(steps)[None, :]
+    held = np.where(step < round(boundary * steps), place >= count - cached, place < cached)
+    active = ~held | (step % every == 0)
+    policy = {"name": "delta_dit", "every": every, "cached": cached, "boundary": boundary}
+    return schedule_for(model, active, "update", policy)
+
+
+def blocks_of(units: Sequence[str]) -> list[int]:
+    """The place of each unit's block: what its name says up to its last number."""
+    places: dict[tuple[str, ...], int] = {}
+    found = []
+    for unit in units:
+        parts = unit.split(".")
+        numbers = [i for i, part in enumerate(parts) if part.isdecimal()]
+        block = tuple(parts[: numbers[-1] + 1 if numbers else len(parts) - 1])
+        found.append(places.setdefault(block, len(places)))
+    if found != sorted(found):
+        raise UsageError("The units of a block do not follow one another, so there is no range of blocks to hold.")
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------- Block Caching
+
+
+def block_cache(
+    model: Model, steps: int, threshold: float, calibrate: Callable[[Executor], object] | Changes
+) -> Schedule:
+    """Block Caching: a unit is computed when the changes since it was computed last add up to more than the threshold.
+
+    The published blocks are a UNet's residual and transformer blocks; these are our units, its residual branches. Its
+    second part, scales and shifts that are trained to mend what is held, is left out: nothing is trained here.
+
+    threshold  0 computes every unit that changes
+    calibrate  runs generations of so many steps with the executor it is given; or what `changes` gave
+    """
+    if not threshold >= 0:
+        raise UsageError(f"The threshold is a relative change, not negative, and {threshold} is no such number.")
+    found = _changes(model, steps, calibrate)
+    active = np.array([block_cache_row(row, threshold) for row in found])
+    return schedule_for(model, active, "branch", {"name": "block_cache", "threshold": threshold})
+
+
+def block_cache_at(
+    model: Model, steps: int, budget: float, calibrate: Callable[[Executor], object] | Changes
+) -> Schedule:
+    """The same at the threshold whose budget is nearest to `budget`; of two as near, the lower. Calibrated once.
+
+    The higher the threshold, the later every refresh: the budget never grows with it, and changes only where it
+    passes a sum of successive changes.
+    """
+    if not 0 < budget <= 1:
+        raise UsageError(f"A budget is a share of the work, above 0 and at most 1, not {budget}.")
+    found = _changes(model, steps, calibrate)
+    sums = np.cumsum(np.pad(found[:, : steps - 1], ((0, 0), (1, 0))), axis=1)  # of the changes before each step
+    later, earlier = np.triu_indices(steps, 1)[::-1]
+    thresholds = np.unique(np.append(sums[:, later] - sums[:, earlier], 0.0))
+    thresholds = thresholds[thresholds >= 0] + 1e-12  # which rounding must not put below the sum it is
+
+    def share(threshold: float) -> float:
+        return float(np.mean([block_cache_row(row, threshold) for row in found]))
+
+    low, high = 0, len(thresholds) - 1  # the first threshold whose budget is at most what is wanted
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if share(thresholds[middle]) <= budget else (middle + 1, high)
+    nearest = thresholds[max(0, low - 1) : low + 1].tolist()
+    chosen = min(nearest, key=lambda threshold: (round(abs(share(threshold) - budget), 12), threshold))
+    return block_cache(model, steps, chosen, found)
+
+
+def changes(model: Model, steps: int, calibrate: Callable[[Executor], object]) -> Changes:
+    """‖F(s) − F(s + 1)‖₁ / ‖F(s + 1)‖₁ of every unit's branch F, over the calibrating runs: [unit, step]."""
+    return unit_drifts(model, steps, calibrate, max_skip=1)[:, 0]
+
+
+def block_cache_row(change: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
+    """Which steps of a unit are computed, from its changes between steps."""
+    row = np.zeros(len(change), dtype=bool)
+    row[0], total = True, 0.0
+    for step in range(1, len(change)):
+        total += change[step - 1]
+        if total > threshold:
+            row[step], total = True, 0.0
+    return row
+
+
+def _changes(model: Model, steps: int, calibrate: Callable[[Executor], object] | Changes) -> Changes:
+    if not isinstance(calibrate, np.ndarray):
+        return changes(model, steps, calibrate)
+    if calibrate.shape != (len(model.units), steps):
+        raise UsageError(f"These changes are not of {model.name} at {steps} steps.")
+    return calibrate

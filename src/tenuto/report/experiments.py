@@ -1,0 +1,196 @@
+"""What experiments found, as tables, figures and one page: the paper's figure, the measured one, and a verdict."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tenuto.files import replacing
+from tenuto.report.maps import KIND_COLOURS
+
+COLOURS = ("#2f5d8a", "#d08a2e", "#5b9a5b", "#a3433f", "#7a6aa8")
+HOLDS = {True: "yes", False: "no", None: ""}
+
+
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def interval(row: Mapping[str, Any]) -> str:
+    ends = row.get("interval")
+    return "" if ends is None else f"{number(ends[0])} to {number(ends[1])}"
+
+
+def experiment_table(record: Mapping[str, Any]) -> str:
+    """One experiment, in Markdown."""
+    made = record["provenance"]
+    lines = [
+        f"# {record['title']}\n",
+        f"The paper ({record['where']}): {record['claim']}\n",
+        f"**Here:** {record['verdict']}\n",
+        f"`{made['command']}` at {made['commit']}, torch {made['torch']}, {made['hardware']}, {made['date']}; "
+        f"{made['samples']} samples of each of {made['seeds']} seeds; intervals are 95 %.\n",
+    ]
+    if record.get("limits"):
+        lines.append(f"{record['limits']}\n")
+    lines += _rows(record["rows"])
+    return "\n".join(lines) + "\n"
+
+
+def _rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = ["| model | quantity | paper | measured | 95 % interval | holds | |", "|---|---|---:|---:|---|---|---|"]
+    for row in rows:
+        measured = "not measured" if row["measured"] is None else number(row["measured"])
+        cells = (row["model"], row["quantity"], number(row["paper"]), measured, interval(row), HOLDS[row["holds"]])
+        lines.append("| " + " | ".join((*cells, row.get("note", ""))) + " |")
+    return lines
+
+
+def results_page(records: Sequence[Mapping[str, Any]], folder: str) -> str:
+    """All of them, in Markdown, for someone who knows the abstract only.
+
+    folder  where the tables and figures lie, as seen from the page
+    """
+    lines = [
+        "# The paper's experiments, done again\n",
+        "Tenuto began as an implementation of a paper that decides from weights alone how long each part of a "
+        "diffusion model is computed before it is held for good. This page has every experiment of it, done on the "
+        "reference models that come with Tenuto: what the paper says, what was measured here, and whether the claim "
+        "holds. The models are small, so a claim that fails here may yet hold on large ones; and one that holds "
+        "here is no proof. `tenuto experiment NAME --checkpoint DIR` does any of them on another model.\n",
+        "| experiment | the paper | here | comparisons that hold |",
+        "|---|---|---|---:|",
+    ]
+    for record in records:
+        said = [row["holds"] for row in record["rows"] if row["holds"] is not None]
+        lines.append(
+            f"| [{record['title']}](#{_anchor(record['title'])}) | {record['claim']} | "
+            f"{_first_sentence(record['verdict'])} | {sum(said)} of {len(said)} |"
+        )
+    for record in records:
+        name, made = record["name"], record["provenance"]
+        lines += [
+            f"\n## {record['title']}\n",
+            f"*The paper ({record['where']}):* {record['claim']}\n",
+            f"*Here:* {record['verdict']}\n",
+        ]
+        if record.get("figure"):
+            lines.append(f"![{record['title']}]({folder}/{name}.png)\n")
+        lines += _rows(_most_telling(record["rows"]))
+        lines.append(
+            f"\n[Every row]({folder}/{name}.md). `{made['command']}` at {made['commit']}, {made['hardware']}; "
+            f"{made['samples']} samples of each of {made['seeds']} seeds. {record.get('limits', '')}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _most_telling(rows: Sequence[Mapping[str, Any]], most: int = 16) -> list[Mapping[str, Any]]:
+    """Those that the paper has a figure for or that claim something, evenly over the models."""
+    telling = [
+        row for row in rows if row["holds"] is not None or (row["paper"] is not None and row["measured"] is not None)
+    ]
+    chosen = telling if telling else list(rows)
+    if len(chosen) <= most:
+        return chosen
+    models = list(dict.fromkeys(row["model"] for row in chosen))
+    each = max(1, most // len(models))
+    return [row for model in models for row in [one for one in chosen if one["model"] == model][:each]]
+
+
+def _first_sentence(text: str) -> str:
+    return text.split(". ")[0].rstrip(".") + "."
+
+
+def _anchor(title: str) -> str:
+    kept = "".join(c for c in title.lower() if c.isalnum() or c in " -")
+    return kept.replace(" ", "-")
+
+
+# Figures
+
+
+def draw(record: Mapping[str, Any], path: Path) -> None:
+    """The figure of an experiment, as PNG."""
+    from matplotlib.figure import Figure
+
+    panels, kind = record["figure"]["panels"], record["figure"]["kind"]
+    if kind == "pictures":
+        across = 1
+        size = (11.0, sum(0.55 + 0.62 * len(panel["series"]) for panel in panels))
+    else:
+        across = min(2, len(panels))
+        size = (11.0 if across == 2 else 6.5, 3.4 * -(-len(panels) // across))
+    figure = Figure(figsize=size, layout="constrained", dpi=120)
+    axes = list(figure.subplots(-(-len(panels) // across), across, squeeze=False).flat)
+    for ax, panel in zip(axes, panels, strict=False):
+        DRAWN[kind](ax, panel)
+        ax.set_title(panel["title"], fontsize=10, loc="left")
+        ax.set_xlabel(panel.get("across", ""), fontsize=8)
+        ax.set_ylabel(panel.get("up", ""), fontsize=8)
+        ax.tick_params(labelsize=7)
+    for ax in axes[len(panels) :]:
+        ax.remove()
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png")
+
+
+def _lines(ax: Any, panel: Mapping[str, Any]) -> None:
+    for colour, (name, points) in zip(COLOURS, panel["series"].items(), strict=False):
+        ax.plot([x for x, _ in points], [y for _, y in points], "o-", color=colour, label=name, markersize=4)
+    ax.legend(fontsize=7, frameon=False)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _bars(ax: Any, panel: Mapping[str, Any]) -> None:
+    kinds = panel["series"]
+    labels = [name for name, _ in next(iter(kinds.values()))]
+    height = 0.8 / len(kinds)
+    for i, (colour, (kind, values)) in enumerate(zip(COLOURS, kinds.items(), strict=False)):
+        ax.barh([j + i * height for j in range(len(values))], [v for _, v in values], height, color=colour, label=kind)
+    ax.set_yticks([j + 0.4 - height / 2 for j in range(len(labels))], labels)
+    ax.invert_yaxis()
+    ax.legend(fontsize=7, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(kinds))
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _scatter(ax: Any, panel: Mapping[str, Any]) -> None:
+    for name, points in panel["series"].items():
+        colour = KIND_COLOURS.get(name, COLOURS[0])
+        ax.plot(
+            [x for x, _ in points],
+            [y for _, y in points],
+            "o",
+            color=colour,
+            label=name.replace("_", "-"),
+            markersize=4,
+        )
+    ax.legend(fontsize=7, frameon=False)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _map(ax: Any, panel: Mapping[str, Any]) -> None:
+    series = panel["series"]
+    colours = [KIND_COLOURS.get(kind, COLOURS[0]) for kind in series["kinds"]]
+    ax.bar(range(len(series["lifetimes"])), series["lifetimes"], width=1.0, color=colours)
+    ax.set_xlim(-0.5, len(series["lifetimes"]) - 0.5)
+    ax.set_ylim(0, series["steps"])
+    ax.set_xlabel("unit, in the order they run")
+    ax.set_ylabel("last step computed")
+
+
+def _pictures(ax: Any, panel: Mapping[str, Any]) -> None:
+    import numpy as np
+
+    rows = []
+    for pixels in panel["series"].values():
+        images = np.array(pixels, dtype=np.uint8)  # [N, C, H, W]
+        padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=255)
+        rows.append(np.concatenate(list(padded.transpose(0, 2, 3, 1)), axis=1))
+    grid = np.concatenate(rows, axis=0)
+    ax.imshow(grid.squeeze(-1) if grid.shape[-1] == 1 else grid, cmap="gray", interpolation="nearest", aspect="equal")
+    height = grid.shape[0] / len(rows)
+    ax.set_yticks([height * (i + 0.5) for i in range(len(rows))], list(panel["series"]))
+    ax.set_xticks([])
+    ax.spines[:].set_visible(False)
+
+
+DRAWN = {"lines": _lines, "bars": _bars, "scatter": _scatter, "map": _map, "pictures": _pictures}

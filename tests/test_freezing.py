@@ -1,0 +1,113 @@
+"""Training-time freezing: what is frozen stays, what is counted is trained, and every method learns."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import random_dit, write_checkpoint
+from test_llada import TINY as LLADA
+
+import tenuto
+from tenuto.errors import UsageError
+from tenuto.experiments import tuning as freezing
+from tenuto.models import Model, llada
+from tenuto.models.llada import LLaDA
+from tenuto.policies import statistic_of
+
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def dit(tmp_path_factory):
+    return tenuto.load(str(write_checkpoint(tmp_path_factory.mktemp("model") / "dit", random_dit())))
+
+
+def dit_loss():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(8, 1, 8, 8, generator=generator)
+    t, y = torch.randint(1000, (8,), generator=generator), torch.randint(4, (8,), generator=generator)
+    return lambda network: F.mse_loss(network(x, t, y), x)
+
+
+def language():
+    torch.manual_seed(0)
+    network = LLaDA(LLADA)
+    network.initialize_weights()
+    network.eval().requires_grad_(False)
+    return Model("tiny", llada.ARCHITECTURE, LLADA, (), llada.units(LLADA), network, frozenset({"sha256:0"}))
+
+
+def text_loss():
+    tokens = torch.randint(2, 20, (4, 12), generator=torch.Generator().manual_seed(0))
+    noisy = tokens.masked_fill(torch.arange(12) % 2 == 0, LLADA.mask_token_id)
+    return lambda network: F.cross_entropy(network(noisy).flatten(0, 1), tokens.flatten())
+
+
+@pytest.mark.parametrize("method", freezing.METHODS)
+@pytest.mark.parametrize("family", ["dit", "llada"])
+def test_every_method_learns_and_changes_only_what_it_trains(dit, method, family):
+    model, loss = (dit, dit_loss()) if family == "dit" else (language(), text_loss())
+    before = {name: value.clone() for name, value in model.network.named_parameters()}
+    tuned = freezing.tune(model, tenuto.score(model), method, loss, steps=STEPS, lr=3e-3)
+    assert len(tuned.losses) == STEPS and tuned.losses[-1] < tuned.losses[0] and tuned.seconds > 0
+    assert all(torch.equal(value, before[name]) for name, value in model.network.named_parameters())
+    after = {name.replace(".base_layer", ""): value for name, value in tuned.network.named_parameters()}
+    own = {unit.name: unit.tensors() for unit in model.units}
+    frozen = {name for unit in tuned.frozen for name in own[unit]}
+    changed = {name for name in before if not torch.equal(after[name], before[name])}
+    assert tuned.parameters == sum(value.numel() for value in before.values())
+    if method == "lora":
+        assert not changed
+    else:
+        assert not changed & frozen and bool(frozen) == (method != "full")
+        assert changed >= {name for unit, names in own.items() if unit not in tuned.frozen for name in names}
+
+
+def test_parameters_are_counted_by_hand(dit):
+    scores, total = tenuto.score(dit), sum(value.numel() for value in dit.network.parameters())
+    fixed = dit.network.pos_embed.numel()  # which a DiT does not learn
+    attention, mlp = 16 * 48 + 48 + 16 * 16 + 16, 2 * 16 * 64 + 64 + 16
+    full = freezing.tune(dit, scores, "full", dit_loss(), steps=1)
+    assert (full.trainable, full.parameters) == (total - fixed, total)
+    held = freezing.tune(dit, scores, "scr", dit_loss(), steps=1)
+    sizes = [attention if unit.endswith("attn") else mlp for unit in held.frozen]
+    assert held.trainable == full.trainable - sum(sizes)
+    rank = 4
+    lora = freezing.tune(dit, scores, "lora", dit_loss(), steps=1, rank=rank)
+    assert lora.trainable == 3 * rank * ((16 + 48) + (16 + 16) + 2 * (16 + 64))
+
+
+def test_the_lowest_in_scr_are_frozen_and_random_ones_are_as_many_weights(dit):
+    scores = tenuto.score(dit)
+    frozen = freezing.frozen_units(dit.network, dit.units, scores, "scr")
+    values = dict(zip((unit.name for unit in scores.units), statistic_of(scores, "scr"), strict=True))
+    rest = [values[unit] for unit in values if unit not in frozen]
+    assert frozen and max(values[unit] for unit in frozen) < min(rest)
+    own = freezing.unit_parameters(dit.network, dit.units)
+    sizes = {unit: sum(value.numel() for value in parts.values()) for unit, parts in own.items()}
+    draws = {freezing.frozen_units(dit.network, dit.units, scores, "random", seed=seed) for seed in range(6)}
+    assert len(draws) > 1
+    for chosen in (frozen, *draws):
+        off = abs(sum(sizes[unit] for unit in chosen) - 0.4 * sum(sizes.values()))
+        assert off <= max(sizes.values()) / 2
+    assert freezing.frozen_units(dit.network, dit.units, scores, "scr", share=0.0) == ()
+    assert len(freezing.frozen_units(dit.network, dit.units, scores, "scr", share=1.0)) == 6
+
+
+def test_a_fresh_adapter_changes_nothing_yet(dit):
+    network = freezing.trainable_copy(dit)
+    x, t, y = torch.randn(1, 1, 8, 8), torch.tensor([3]), torch.tensor([1])
+    with torch.no_grad():
+        want = network(x, t, y)
+        freezing.add_adapters(network, dit.units)
+        assert torch.equal(network(x, t, y), want)
+    assert all("lora_" in name for name, value in network.named_parameters() if value.requires_grad)
+
+
+def test_nonsense_is_refused(dit):
+    scores = tenuto.score(dit)
+    with pytest.raises(UsageError, match="one of full, lora"):
+        freezing.tune(dit, scores, "half", dit_loss(), steps=1)
+    with pytest.raises(UsageError, match="At least one step"):
+        freezing.tune(dit, scores, "full", dit_loss(), steps=0)
+    with pytest.raises(UsageError, match="between 0 and 1"):
+        freezing.tune(dit, scores, "scr", dit_loss(), steps=1, share=40)
