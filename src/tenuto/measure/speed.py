@@ -252,12 +252,15 @@ def _time(subject: Subject, rung: Rung, repeats: int, memory: int | None = None)
     schedule = rung.schedule
     full = schedule is None
     steps = FULL_STEPS if schedule is None else schedule.steps
+    on_gpu = subject.device.type == "cuda"
+    if on_gpu:  # what others kept must not share its pages with what is kept now
+        gc.collect()
+        torch.cuda.empty_cache()
     executor = Executor(
         subject.network, schedule, mode=rung.mode, compiled=rung.compiled, memory=memory, offload=rung.offload
     )
     # The first generation records what is to be recorded, and warms up.
     first = _seconds(lambda: _generate(executor, subject, steps), subject.device)
-    on_gpu = subject.device.type == "cuda"
     if on_gpu:
         gc.collect()
         torch.cuda.empty_cache()
