@@ -37,7 +37,7 @@ def run(
     notes = folder / ".trials.jsonl"
     if not resume:
         notes.unlink(missing_ok=True)
-    journal = Journal(notes, {"tenuto": __version__, "device": place.type})
+    journal = Journal(notes, {"tenuto": __version__})
     records, failed = [], {}
     for one in chosen:
         on = [str(checkpoint)] if checkpoint else models or list(one.models)
@@ -87,7 +87,7 @@ def _done(
         )
         result = one.run(lab)
     record = {
-        "provenance": provenance(device, seed=0, seeds=seeds, samples=samples, models=models),
+        "provenance": provenance(device, seed=0, seeds=seeds, samples=samples, models=models, trials=dict(lab.origins)),
         "name": one.name,
         "title": one.title,
         "claim": one.claim,

@@ -45,6 +45,13 @@ PAPER: dict[str, dict[str, tuple[float | None, float]]] = {
         "spectral + DPM-Solver++": (0.60 / 4.80, 8.45 / 7.84),
     },
 }
+# What other experiments call the same trials.
+KNOWN_AS = {
+    "random static": "random at {budget:g}",
+    "depth static": "depth at {budget:g}",
+    "spectral static": "spectral at {budget:g}",
+    "Tenuto's default": "tenuto at {budget:g}",
+}
 EVERY = 3  # steps from one refresh of a cache to the next
 CALIBRATION = 8  # samples
 Method = tuple[Way, int, Solver]  # the way, its steps, and the solver
@@ -59,7 +66,8 @@ def comparisons(lab: Lab) -> Result:
         full = tried(lab, bench, "full", in_full(bench), base)
         found: dict[str, Trial] = {}
         for method, (way, steps, solver) in methods(bench, base).items():
-            found[method] = tried(lab, bench, method, way, steps, base, solver)
+            known_as = KNOWN_AS.get(method, "{}").format(method, budget=BUDGETS.get(bench.family, 0.35))
+            found[method] = tried(lab, bench, known_as, way, steps, base, solver)
             time, fid = PAPER.get(bench.family, {}).get(method, (None, None))
             rows.append(Row(f"{method}: share of unit-steps", bench.model.name, None, found[method].work))
             rows.append(

@@ -29,15 +29,15 @@ def operating_points(lab: Lab) -> Result:
     for bench in lab.benches():
         full = tried(lab, bench, "full", in_full(bench))
         paper = tried(lab, bench, "spectral, τ = 1", spectral(bench, tau=TAU))
-        name, family = bench.model.name, bench.family
+        name, family, budget = bench.model.name, bench.family, BUDGETS.get(bench.family, 0.35)
         work = Row("τ = 1: share of unit-steps", name, BUDGETS.get(family), paper.work)
         if family in BUDGETS:
             work = Row(work.quantity, name, work.paper, paper.work, holds=abs(paper.work - BUDGETS[family]) <= 0.05)
         rows += [work, Row("τ = 1: speed-up over eager full inference", name, SPEEDUPS.get(family), paper.speedup)]
         rows += quality_rows(bench, "τ = 1", paper, full, LOST.get(family, {}))
-        matched = tried(lab, bench, "spectral at the paper's budget", spectral(bench, BUDGETS.get(bench.family, 0.35)))
+        matched = tried(lab, bench, f"spectral at {budget:g}", spectral(bench, budget))
         rows += quality_rows(bench, f"spectral at {matched.work:.0%}", matched, full, LOST.get(family, {}))
-        default = tried(lab, bench, "tenuto at the same budget", ours(bench, BUDGETS.get(bench.family, 0.35)))
+        default = tried(lab, bench, f"tenuto at {budget:g}", ours(bench, budget))
         rows.append(Row("Tenuto's default: share of unit-steps", name, None, default.work))
         rows.append(Row("Tenuto's default: speed-up over eager full inference", name, None, default.speedup))
         rows += quality_rows(bench, "Tenuto's default", default, full, LOST.get(family, {}), claims=False)

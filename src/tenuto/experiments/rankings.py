@@ -67,12 +67,8 @@ def rankings(lab: Lab) -> Result:
         fresh: dict[str, Trial] = {}
         for place, ranking in enumerate(NAMES):
             sign = turned[ranking]
-            frozen[ranking] = tried(
-                lab,
-                bench,
-                f"{ranking}, {'longest' if sign > 0 else 'shortest'} for the largest, at {budget:g}",
-                ranked_way(bench, ranking, budget, sign),
-            )
+            way = ranked_way(bench, ranking, budget, sign)
+            frozen[ranking] = tried(lab, bench, f"{_known_as(ranking, sign)} at {budget:g}", way)
             rows += quality_rows(
                 bench, f"held for good, {ranking}", frozen[ranking], full, _paper(bench, place), claims=False
             )
@@ -136,6 +132,11 @@ def orientations(lab: Lab, bench: Bench) -> dict[str, int]:
     errors = freeze_errors_of(lab, bench)
     found = {name: orientation(statistic_of(bench.scores, NAMES[name]), errors).sign for name in NAMES}
     return {**found, "random": 1, "SCR/Frobenius": 1}
+
+
+def _known_as(ranking: str, sign: int) -> str:
+    """As other experiments call the same trial."""
+    return {"SCR/Frobenius": "spectral"}.get(ranking, ranking) + ("" if sign > 0 else ", reversed,")
 
 
 def _paper(bench: Bench, place: int) -> dict[str, float]:

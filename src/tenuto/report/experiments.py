@@ -28,12 +28,20 @@ def experiment_table(record: Mapping[str, Any]) -> str:
         f"The paper ({record['where']}): {record['claim']}\n",
         f"**Here:** {record['verdict']}\n",
         f"`{made['command']}` at {made['commit']}, torch {made['torch']}, {made['hardware']}, {made['date']}; "
-        f"{made['samples']} samples of each of {made['seeds']} seeds; intervals are 95 %.\n",
+        f"{made['samples']} samples of each of {made['seeds']} seeds; intervals are 95 %.{_origins(made)}\n",
     ]
     if record.get("limits"):
         lines.append(f"{record['limits']}\n")
     lines += _rows(record["rows"])
     return "\n".join(lines) + "\n"
+
+
+def _origins(made: Mapping[str, Any]) -> str:
+    """Where the trials were measured, if not all of them on one machine."""
+    trials: Mapping[str, int] = made.get("trials", {})
+    if len(trials) < 2:
+        return ""
+    return " Trials: " + "; ".join(f"{count} on {origin}" for origin, count in trials.items()) + "."
 
 
 def _rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
