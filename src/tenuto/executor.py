@@ -482,12 +482,14 @@ class Generation:
         if self.step == 0:
             self._signature = signature_of(leaves, spec)
             self._stage = executor._stage_for(self, self._signature, leaves, inputs, named)
-            if self._stage is None:
+            if self._stage is None and self._outputs is None:
                 self._plan = executor._plan_or_none(self._signature, inputs, named)
                 if self._plan is None and executor.units_schedule is not None:
                     self._unplanned = Unplanned(executor.units_schedule)
         if self._stage is not None:
             return self._stage.run(executor, self.step, leaves, spec, self._signature)
+        if self._outputs is not None:  # of the units nothing is held: there is nothing to plan
+            return executor.network(*inputs, **named, residual=executor.in_full)
         if executor.holds_keys:
             output = executor.network(*inputs, **named, **executor.keeping(self.step, self._keys, rows))
             executor.output_bytes = self._keys.bytes
