@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -353,8 +353,9 @@ class Stage:
 
     def acquire(self, generation: "Generation") -> bool:
         owner = None if self._owner is None else self._owner()
-        if owner is not None and owner is not generation and not owner.finished:
-            return False
+        in_turns = self.residuals.bytes == 0 and owner is not None and owner.thread == generation.thread
+        if owner is not None and owner is not generation and not owner.finished and not in_turns:
+            return False  # in turns it goes where nothing is kept from one evaluation to the next
         self._owner = weakref.ref(generation)
         if self._done is not None:
             self._done.wait()  # the last generation may have run on another stream
@@ -434,6 +435,7 @@ class Generation:
         self._outputs = Outputs(executor.schedule) if held and executor.schedule is not None else None
         self.step = 0  # how many were taken
         self.broken = False
+        self.thread = get_ident()
 
     @property
     def finished(self) -> bool:

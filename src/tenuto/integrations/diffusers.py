@@ -25,11 +25,12 @@ from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from tenuto.checkpoint import ModuleTensors, fingerprint_of
+from tenuto.checkpoint import fingerprint_of
 from tenuto.errors import ScheduleError, TenutoError, UsageError
 from tenuto.executor import Executor, Mode
 from tenuto.integrations import transformers
 from tenuto.integrations.blocks import DENOISERS, sites_of
+from tenuto.integrations.live_weights import LiveTensors
 from tenuto.integrations.sites import Forward, Site
 from tenuto.models.architecture import ConfigError
 from tenuto.residual import Branch, Residual, plain
@@ -70,6 +71,14 @@ class Attachment:
                 del self._residuals[me]
             else:
                 self._residuals[me] = before
+
+    def run(self, call: Forward, residual: Residual, *args: Any, **kwargs: Any) -> Any:
+        """call(…), the module's residual additions going through `residual`."""
+        sample = args[0] if args else next(iter(kwargs.values()), None)
+        if isinstance(sample, FakeTensor) and any(hasattr(part, "_hf_hook") for part in self.module.modules()):
+            raise RuntimeError("accelerate's hooks move its weights while it runs")
+        with self.using(residual):
+            return call(*args, **kwargs)
 
     def detach(self) -> None:
         """Leave the module as it was found."""
@@ -173,11 +182,7 @@ class Scheduled:
             raise
 
     def _network(self, *args: Any, residual: Residual, **kwargs: Any) -> Any:
-        sample = args[0] if args else next(iter(kwargs.values()), None)
-        if isinstance(sample, FakeTensor) and any(hasattr(m, "_hf_hook") for m in self.attachment.module.modules()):
-            raise RuntimeError("accelerate's hooks move its weights while it runs")
-        with self.attachment.using(residual):
-            return self._forward(*args, **kwargs)
+        return self.attachment.run(self._forward, residual, *args, **kwargs)
 
     def _check_shape(self, sample: Any) -> None:
         if not isinstance(sample, Tensor):
@@ -213,6 +218,11 @@ def scheduled(
     """
     pipeline = target if isinstance(target, DiffusionPipeline) else None
     denoiser = denoiser_of(target)
+    if is_compiled(target if pipeline is None else getattr(pipeline, names_in(pipeline)[0])):
+        raise UsageError(
+            f"This {type(denoiser).__name__} was compiled by torch.compile, which cannot be scheduled unit by unit. "
+            "Schedule it uncompiled and with compiled=True, or use tenuto.enable, which holds its output."
+        )
     attachment = attach(denoiser)
     try:
         _check_fits(schedule, attachment, check_weights)
@@ -249,15 +259,35 @@ def scheduled(
 
 
 def denoiser_of(target: Any) -> nn.Module:
-    """A pipeline's denoiser, or the denoiser itself."""
+    """A pipeline's denoiser, or the denoiser itself, without what torch.compile wraps it in."""
     if isinstance(target, nn.Module):
-        return target
+        return uncompiled(target)
     if isinstance(target, DiffusionPipeline):
-        for name in ("unet", "transformer"):
-            if isinstance(module := getattr(target, name, None), nn.Module):
-                return module
-        raise TenutoError(f"A {type(target).__name__} has neither a unet nor a transformer to schedule.")
+        return uncompiled(getattr(target, names_in(target)[0]))
     raise UsageError(f"A model, its name or path, or a diffusers pipeline is needed, not a {type(target).__name__}.")
+
+
+def names_in(pipeline: DiffusionPipeline) -> list[str]:
+    """What a pipeline calls its denoisers; most have one."""
+    names = [name for name in ("unet", "transformer", "transformer_2") if getattr(pipeline, name, None) is not None]
+    if not names:
+        raise TenutoError(f"A {type(pipeline).__name__} has neither a unet nor a transformer to schedule.")
+    return names
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile has a hand in it: whole, in place, or block by block."""
+    return uncompiled(module) is not module or any(
+        (call := getattr(part, COMPILED, None)) is not None and not isinstance(call, Replacement)
+        for part in module.modules()
+    )
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module that torch.compile(module) wrapped, or the module."""
+    inner = getattr(module, "_orig_mod", module)
+    assert isinstance(inner, nn.Module)
+    return inner
 
 
 def units_in(denoiser: nn.Module) -> tuple[Unit, ...]:
@@ -269,7 +299,7 @@ def _check_fits(schedule: Schedule, attachment: Attachment, check_weights: bool)
     fingerprints = {schedule.fingerprint}
     if check_weights:
         keys = [key for unit in attachment.units for key in unit.tensors()]
-        fingerprints = {fingerprint_of(ModuleTensors(attachment.module), keys)}
+        fingerprints = {fingerprint_of(LiveTensors(attachment.module, keys), keys)}
     name = type(attachment.module).__name__
     schedule.check_fits(
         [unit.name for unit in attachment.units],
@@ -292,10 +322,11 @@ class Replacement:
 
     def __init__(self, owner: Any, name: str, original: Callable[..., Any], wrapper: Callable[..., Any]) -> None:
         update_wrapper(self, original)  # diffusers asks for a method's arguments before it calls it
-        self._owner, self._name, self._original, self._wrapper = owner, name, original, wrapper
+        self.original = original
+        self._owner, self._name, self._wrapper = owner, name, wrapper
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._wrapper(self._original, *args, **kwargs)
+        return self._wrapper(self.original, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         twin = memo.get(id(self._owner))
