@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from denoisers import make
+from denoisers import SD_1, SDXL, make
 from diffusers import (
     AutoencoderKL,
     AutoencoderKLWan,
@@ -21,6 +21,7 @@ from diffusers import (
     StableDiffusion3Pipeline,
     StableDiffusionPipeline,
     StableDiffusionXLPipeline,
+    UNet2DConditionModel,
     UniPCMultistepScheduler,
     WanPipeline,
     WanTransformer3DModel,
@@ -28,6 +29,12 @@ from diffusers import (
 from torch import Tensor, nn
 
 BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
+TWO_LEVELS: dict[str, Any] = {"block_out_channels": [8, 16], "layers_per_block": 1}
+SMALL_SD_1 = {**SD_1, **TWO_LEVELS, "down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"]}
+SMALL_SD_1 |= {"up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D"]}
+SMALL_SDXL = {**SDXL, **TWO_LEVELS, "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D"]}
+SMALL_SDXL |= {"up_block_types": ["CrossAttnUpBlock2D", "UpBlock2D"], "transformer_layers_per_block": [1, 1]}
+SMALL_SDXL |= {"attention_head_dim": [1, 2]}
 PIXART = {"num_attention_heads": 2, "attention_head_dim": 8, "in_channels": 4, "out_channels": 8, "num_layers": 2}
 PIXART |= {"cross_attention_dim": 16, "sample_size": 8, "caption_channels": 12}
 SD3 = {"sample_size": 8, "patch_size": 2, "in_channels": 4, "out_channels": 4, "num_layers": 3}
@@ -45,6 +52,11 @@ TRANSFORMERS: dict[str, Any] = {
     "wan": (WanTransformer3DModel, WAN),
 }
 FAMILIES = ("sd1", "sdxl", "dit", *TRANSFORMERS)
+
+
+def unet(config: dict[str, Any]) -> UNet2DConditionModel:
+    torch.manual_seed(0)
+    return UNet2DConditionModel(**config).eval()
 
 
 def transformer(family: str) -> nn.Module:
@@ -76,7 +88,7 @@ def _tiny(family: str) -> DiffusionPipeline:
     if family == "sd1":
         return StableDiffusionPipeline(
             vae=tiny_vae(),
-            unet=make("sd1"),
+            unet=unet(SMALL_SD_1),
             scheduler=DDIMScheduler(**BETAS, clip_sample=False),
             safety_checker=None,
             feature_extractor=None,
@@ -86,7 +98,7 @@ def _tiny(family: str) -> DiffusionPipeline:
     if family == "sdxl":
         euler = EulerDiscreteScheduler(**BETAS)
         return StableDiffusionXLPipeline(
-            vae=tiny_vae(), unet=make("sdxl"), scheduler=euler, add_watermarker=False, **second
+            vae=tiny_vae(), unet=unet(SMALL_SDXL), scheduler=euler, add_watermarker=False, **second
         )
     if family == "dit":
         return DiTPipeline(make("dit"), tiny_vae(), DDIMScheduler(clip_sample=False))
@@ -135,7 +147,9 @@ def prompt(family: str, seed: int = 0, batch: int = 1) -> dict[str, Any]:
     return words
 
 
-def draw(pipe: DiffusionPipeline, family: str, steps: int = 12, seed: int = 0, batch: int = 1, **options: Any) -> Tensor:
+def draw(
+    pipe: DiffusionPipeline, family: str, steps: int = 12, seed: int = 0, batch: int = 1, **options: Any
+) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     call = {**prompt(family, seed, batch), "num_inference_steps": steps, "generator": generator, "output_type": "pt"}
     result = pipe(**{**call, **options})

@@ -209,6 +209,7 @@ class Denoiser:
             )
         if self._foreign and (request.compiled or request.mode not in ("auto", "skip", "eager")):
             raise UsageError(f"The {self.name} was compiled by torch.compile already: leave mode and compiled out.")
+        self._executor(example)  # likewise
 
     def enter(self, stack: ExitStack, evaluate: Callable[..., Any]) -> None:
         """Take the place of the denoiser's calls, until the stack is closed."""
@@ -267,11 +268,12 @@ class Denoiser:
         key = self.key(schedule, lane)
         if key not in self.executors:
             self.release()  # graphs for other numbers of steps; they are recorded again when they are needed
-            mode = "skip" if self._foreign and self.request.mode == "auto" else self.request.mode
-            self.executors[key] = Executor(
-                self._network, schedule, mode=mode, compiled=self.request.compiled, module=self.module
-            )
+            self.executors[key] = self._executor(schedule)
         return self.executors[key].start()
+
+    def _executor(self, schedule: Schedule) -> Executor:
+        mode: Mode = "skip" if self._foreign and self.request.mode == "auto" else self.request.mode
+        return Executor(self._network, schedule, mode=mode, compiled=self.request.compiled, module=self.module)
 
     def _network(self, *args: Any, residual: Residual, **kwargs: Any) -> Any:
         if self.attachment is None:
