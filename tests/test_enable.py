@@ -267,6 +267,7 @@ def test_nonsense_is_refused_and_leaves_nothing_behind(pipe: DiffusionPipeline, 
         ({"tau": 0.5}, "belongs to the policy lifetimes"),
         ({"policy": "best"}, "The policy is one of"),
         ({"mode": "quick"}, "The mode is one of"),
+        ({"mode": "eager"}, "nothing is held"),
         ({"on_change": "ignore"}, "on_change is one of"),
         ({"schedule": str(tmp_path / "none.json")}, "none.json"),
         ({"schedule": "owner/name", "budget": 0.5}, "says everything"),
@@ -413,7 +414,7 @@ def test_no_value_is_read_from_the_device_to_count_steps(family: str) -> None:
 
 
 def test_adapters_loaded_rescaled_fused_and_unloaded_are_noticed() -> None:
-    from peft import LoraConfig
+    LoraConfig = pytest.importorskip("peft").LoraConfig
 
     pipe = tiny("sdxl")
     twin = tiny("sdxl")
@@ -454,7 +455,7 @@ def test_adapters_loaded_rescaled_fused_and_unloaded_are_noticed() -> None:
 
 
 def test_a_scored_adapter_is_part_of_the_matrix() -> None:
-    from peft import LoraConfig
+    LoraConfig = pytest.importorskip("peft").LoraConfig
 
     pipe = tiny("sd1")
     path = "mid_block.attentions.0.transformer_blocks.0.attn1.to_q"
@@ -522,7 +523,7 @@ def test_offloading_before_and_after(family: str, first: str) -> None:
 @pytest.mark.parametrize("first", ["enabled", "offloaded"])
 @pytest.mark.parametrize("family", ["sd1", "wan"])
 def test_sequential_offloading_hooks_every_layer(family: str, first: str) -> None:
-    from accelerate import cpu_offload
+    cpu_offload = pytest.importorskip("accelerate").cpu_offload
 
     pipe = tiny(family)
     full = draw(pipe, family)
@@ -541,6 +542,18 @@ def test_sequential_offloading_hooks_every_layer(family: str, first: str) -> Non
     assert any(hasattr(part, "_hf_hook") for part in denoiser_in(pipe).modules())
     with pytest.raises(CheckpointError, match="offloaded and holds no values"):
         tenuto.enable(pipe, policy="lifetimes")
+
+
+def test_blocks_that_diffusers_offloads_in_groups_are_left_to_it() -> None:
+    pipe = tiny("wan")
+    with tenuto.accelerated(pipe):
+        expected = draw(pipe, "wan")
+    on = torch.device("cpu")
+    pipe.transformer.enable_group_offload(on, on, offload_type="block_level", num_blocks_per_group=1)
+    with tenuto.accelerated(pipe):
+        assert torch.equal(draw(pipe, "wan"), expected)
+    with pytest.raises(UsageError, match="hooks of diffusers on its blocks"):
+        tenuto.enable(pipe, hold="branch")
 
 
 def test_tiled_decoding_goes_on_as_before(pipe: DiffusionPipeline) -> None:

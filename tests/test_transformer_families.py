@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import tenuto
 from tenuto.executor import Executor
 from tenuto.holding import Unplanned
-from tenuto.integrations import transformers
+from tenuto.integrations import transformer_blocks
 from tenuto.integrations.diffusers import attach, units_of
 from tenuto.residual import Branch, plain
 from tenuto.schedules import Schedule
@@ -110,9 +110,9 @@ def test_costs_are_counted_from_shapes(family: str, monkeypatch: pytest.MonkeyPa
     from torch.utils.flop_counter import FlopCounterMode
 
     for name, value in {"PIXART_TEXT": 5, "SD3_TEXT": 5, "FLUX_TEXT": 5, "FLUX_TOKENS": 4}.items():
-        monkeypatch.setattr(transformers, name, value)
-    monkeypatch.setattr(transformers, "WAN_TEXT", 5)
-    monkeypatch.setattr(transformers, "WAN_TOKENS", 2 * 2 * 2)
+        monkeypatch.setattr(transformer_blocks, name, value)
+    monkeypatch.setattr(transformer_blocks, "WAN_TEXT", 5)
+    monkeypatch.setattr(transformer_blocks, "WAN_TOKENS", 2 * 2 * 2)
     network, cost = transformer(family).to("meta"), Counter[str]()
     attachment = attach(network)
 

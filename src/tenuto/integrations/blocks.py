@@ -1,6 +1,6 @@
 """diffusers' UNets and DiT, written against the seam: which of their modules are units, and their forwards.
 
-The other transformers are in `transformers`; `sites_of` knows them all.
+The other transformers are in `transformer_blocks`; `sites_of` knows them all.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tenuto.compilation import branch_function
 from tenuto.errors import TenutoError
-from tenuto.integrations import transformers
+from tenuto.integrations import transformer_blocks
 from tenuto.integrations.sites import TEXT_TOKENS, Site, attention_unit, mlp_unit, run_feed_forward
 from tenuto.residual import Deferred, Residual
 from tenuto.units import Component, Matrix, Unit
@@ -303,5 +303,5 @@ def convolve(block: Any, x: Tensor, temb: Tensor | None) -> Tensor:
 DENOISERS: dict[type[nn.Module], Callable[[Any], Iterator[Site]]] = {
     UNet2DConditionModel: _unet_sites,
     DiTTransformer2DModel: _dit_sites,
-    **transformers.DENOISERS,
+    **transformer_blocks.DENOISERS,
 }

@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from tenuto.checkpoint import fingerprint_of
 from tenuto.errors import ScheduleError, TenutoError, UsageError
 from tenuto.executor import Executor, Mode
-from tenuto.integrations import transformers
+from tenuto.integrations import transformer_blocks
 from tenuto.integrations.blocks import DENOISERS, sites_of
 from tenuto.integrations.live_weights import LiveTensors
 from tenuto.integrations.sites import Forward, Site
@@ -38,7 +38,7 @@ from tenuto.schedules import Schedule
 from tenuto.units import Unit
 
 COMPILED = "_compiled_call_impl"  # where torch keeps a module's compiled call, and calls it
-KNOWN_BLOCKS = (BasicTransformerBlock, ResnetBlock2D, Transformer2DModel, *transformers.BLOCKS)
+KNOWN_BLOCKS = (BasicTransformerBlock, ResnetBlock2D, Transformer2DModel, *transformer_blocks.BLOCKS)
 
 
 class Attachment:

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from tenuto import api
 from tenuto.errors import ScheduleError, UsageError
 from tenuto.executor import Executor, Generation, Mode
+from tenuto.integrations.blocks import sites_of
 from tenuto.integrations.diffusers import (
     COMPILED,
     Attachment,
@@ -76,7 +77,7 @@ def enable(
     speedup    how many times as fast as in full, instead of a budget
     schedule   a schedule, its file, or a hub id that holds one, instead of either; it is for one number of steps
     policy     and its options: as for `tenuto.schedule`
-    mode       how it is run: auto, eager, skip, padded or jagged (see tenuto.executor)
+    mode       how it is run: auto, skip, padded or jagged (see tenuto.executor)
     compiled   compile the branches, each kind once
     on_change  what to do at the next generation when the weights were changed (an adapter was loaded, fused, rescaled):
                rescore (make schedules and graphs anew) or refuse
@@ -87,6 +88,8 @@ def enable(
         raise UsageError(f"This {type(pipe).__name__} is enabled already; tenuto.disable(pipe) first.")
     if on_change not in get_args(OnChange):
         raise UsageError(f"on_change is one of {', '.join(get_args(OnChange))}, not {on_change!r}.")
+    if mode == "eager":
+        raise UsageError("In the mode eager nothing is held: leave the pipeline as it is.")
     given = None
     if schedule is not None:
         if budget is not None or speedup is not None or policy is not None or options:
@@ -169,6 +172,15 @@ def unscored(units: Iterable[Unit], model: str) -> Scores:
     return Scores(model, model, "unscored", each)
 
 
+def foreign_hand(module: nn.Module) -> str | None:
+    """Who runs a denoiser's blocks in a way of their own, if somebody does."""
+    if is_compiled(module):
+        return "was compiled by torch.compile"
+    if any(hasattr(site.block, "_diffusers_hook") for site in sites_of(uncompiled(module))):
+        return "has hooks of diffusers on its blocks (group offloading, casting, a cache)"
+    return None
+
+
 class Denoiser:
     """One denoiser of an enabled pipeline: its units, its schedules, and what runs them."""
 
@@ -188,7 +200,7 @@ class Denoiser:
                 f"The {name} of this {type(pipe).__name__} is shared with another pipeline, which is enabled already; "
                 "disable that one first."
             )
-        self._foreign = is_compiled(self.outer)
+        self._foreign = foreign_hand(self.outer)  # in its blocks, which then cannot be brought to the seam
         self._decide()
 
     def _decide(self) -> None:
@@ -204,16 +216,16 @@ class Denoiser:
         self.holds_output = example.hold == "output"
         if self._foreign and not self.holds_output:
             raise UsageError(
-                f"The {self.name} was compiled by torch.compile, so only its output can be held, not each unit. Enable "
-                "it uncompiled with compiled=True, or with hold='output'."
+                f"The {self.name} {self._foreign}, so only its output can be held, not each unit. Undo that, or leave "
+                "hold and policy out."
             )
-        if self._foreign and (request.compiled or request.mode not in ("auto", "skip", "eager")):
-            raise UsageError(f"The {self.name} was compiled by torch.compile already: leave mode and compiled out.")
+        if self._foreign and (request.compiled or request.mode not in ("auto", "skip")):
+            raise UsageError(f"The {self.name} {self._foreign}: leave mode and compiled out.")
         self._executor(example)  # likewise
 
     def enter(self, stack: ExitStack, evaluate: Callable[..., Any]) -> None:
         """Take the place of the denoiser's calls, until the stack is closed."""
-        if not self._foreign:
+        if self._foreign is None:
             self.attachment = attach(self.module)
             stack.callback(self.attachment.detach)
         stack.callback(self.release)
