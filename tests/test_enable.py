@@ -159,8 +159,9 @@ class Named(DDIMScheduler):
 
 def test_a_scheduler_called_by_keywords_is_followed(pipe: DiffusionPipeline) -> None:
     """In a loop of one's own, the pipeline's bar says when it begins."""
-    pipe.scheduler = Named(**BETAS, clip_sample=False)
     tenuto.enable(pipe, every=4, opening=False, closing=0)
+    draw(pipe, "sd1", steps=20)
+    pipe.scheduler = Named(**BETAS, clip_sample=False)
     x, words = torch.randn(1, 4, 8, 8), torch.randn(1, 5, 16)
     pipe.scheduler.set_timesteps(num_inference_steps=12)
     with torch.no_grad(), pipe.progress_bar(total=12) as bar:
@@ -169,6 +170,7 @@ def test_a_scheduler_called_by_keywords_is_followed(pipe: DiffusionPipeline) -> 
             x = pipe.scheduler.step(model_output=noise, timestep=t, sample=x).prev_sample
             bar.update()
     assert [step.work == 1 for step in tenuto.summary(pipe).per_step] == EVERY_FOURTH
+    assert tenuto.summary(pipe).steps == 12
 
 
 def test_a_scheduler_exchanged_meanwhile_is_followed_and_a_copied_one_is_free(pipe: DiffusionPipeline) -> None:
@@ -676,3 +678,22 @@ def test_a_pipeline_with_two_denoisers_runs_both_under_schedules() -> None:
     assert first.asked + second.asked == 2 * 20 and min(first.asked, second.asked) > 2
     assert [one.computed for one in (first, second)] == [2 * -(-one.asked // 2 // 4) for one in (first, second)]
     assert np.mean([step.work for step in summary.per_step]) < 0.4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["sdxl", "flux", "wan"])
+def test_on_a_gpu_graphs_are_recorded_and_recorded_anew_when_weights_change(family: str) -> None:
+    pipe = tiny(family).to("cuda")
+    full = draw(pipe, family)
+    tenuto.enable(pipe, 1.0)
+    for _ in range(2):
+        torch.testing.assert_close(draw(pipe, family), full, atol=1e-3, rtol=0)
+    summary = tenuto.summary(pipe)
+    assert summary.graphs > 0 and summary.seconds > 0
+    with torch.no_grad():
+        for parameter in denoiser_in(pipe).parameters():
+            parameter.mul_(0.5)
+    changed = draw(pipe, family)
+    tenuto.disable(pipe)
+    torch.testing.assert_close(draw(pipe, family), changed, atol=1e-3, rtol=0)
+    assert not torch.allclose(changed, full, atol=1e-3)

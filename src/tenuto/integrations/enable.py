@@ -479,10 +479,12 @@ def _after(first: Callable[[], Any], then: Callable[[], None]) -> None:
 
 def evaluations_of(pipe: Any, iterable: Any, total: int | None) -> int:
     """How often the loop that now begins evaluates each lane of a denoiser: once for each of its timesteps."""
-    known = vars(pipe).get("_num_timesteps")  # what most pipelines say just before
-    if isinstance(known, int):
-        return known
     if iterable is not None:
         return len(iterable)
-    timesteps = len(pipe.scheduler.timesteps)
-    return timesteps if total is None else min(timesteps, total * pipe.scheduler.order)
+    timesteps, order = len(pipe.scheduler.timesteps), pipe.scheduler.order
+    if total is None:
+        return timesteps
+    known = vars(pipe).get("_num_timesteps")  # what most pipelines say just before; in a loop of one's own it is old
+    if isinstance(known, int) and total <= known <= total * order + 1:
+        return known
+    return min(timesteps, total * order)
