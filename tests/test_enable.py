@@ -635,6 +635,24 @@ def test_a_controlnet_is_read_at_every_step_that_is_computed(pipe: DiffusionPipe
         assert not torch.equal(first, other)
 
 
+def test_an_ip_adapter_of_flux_is_live() -> None:
+    from diffusers.models.transformers.transformer_flux import FluxIPAdapterAttnProcessor
+
+    pipe = tiny("flux")
+    torch.manual_seed(0)
+    for block in pipe.transformer.transformer_blocks:
+        block.attn.set_processor(FluxIPAdapterAttnProcessor(hidden_size=32, cross_attention_dim=12))
+    call = {"joint_attention_kwargs": {"ip_hidden_states": [torch.randn(1, 4, 12)]}}
+    full = draw(pipe, "flux", **call)
+    assert not torch.equal(full, draw(tiny("flux"), "flux"))
+    with tenuto.accelerated(pipe, 1.0):
+        assert torch.equal(draw(pipe, "flux", **call), full)
+    with tenuto.accelerated(pipe, every=4, opening=False, closing=0, hold="branch"):
+        first = draw(pipe, "flux", **call)
+        call["joint_attention_kwargs"]["ip_hidden_states"][0] *= -1
+        assert not torch.equal(draw(pipe, "flux", **call), first)
+
+
 def test_two_pipelines_may_share_a_denoiser_and_one_of_them_is_enabled(pipe: DiffusionPipeline) -> None:
     parts = {name: value for name, value in pipe.components.items() if name != "image_encoder"}
     other = StableDiffusionImg2ImgPipeline(**parts, requires_safety_checker=False)

@@ -11,6 +11,7 @@ from pipelines import TRANSFORMERS, transformer
 from torch import Tensor, nn
 
 import tenuto
+from tenuto.compilation import branch_function
 from tenuto.executor import Executor
 from tenuto.holding import Unplanned
 from tenuto.integrations import transformer_blocks
@@ -140,13 +141,17 @@ def test_costs_are_counted_from_shapes(family: str, monkeypatch: pytest.MonkeyPa
     assert cost == expected + modulation
 
 
+@pytest.mark.parametrize("pattern", ["random", "text", "picture"])
 @pytest.mark.parametrize("hold", ["update", "branch"])
-def test_a_plan_holds_what_each_unit_would_hold_by_itself(family: str, hold: str) -> None:
-    """Units held at steps drawn at random: text and picture apart, one of a joint attention without the other."""
+def test_a_plan_holds_what_each_unit_would_hold_by_itself(family: str, hold: str, pattern: str) -> None:
+    """Units held at random, or all that read the text computed and the others held, or the other way round."""
     network = transformer(family)
     attachment = attach(network)
     full = make_schedule(attachment.units, 6, hold=hold, reuse="linear")
     active = np.random.default_rng(0).random(full.active.shape) < 0.4
+    if pattern != "random":
+        of_text = [unit.name.endswith(("attn2", "_context")) for unit in attachment.units]
+        active[:] = (np.array(of_text) == (pattern == "text"))[:, None]
     active[:, 0] = True
     schedule = Schedule(**{**vars(full), "active": active})
 
@@ -172,3 +177,22 @@ def test_published_sizes_have_the_units_one_expects(family: str) -> None:
     if family == "flux":
         assert [unit.kind for unit in units[-38:]] == ["group"] * 38
         assert 50e12 < sum(unit.flops for unit in units) < 75e12
+
+
+def test_what_is_compiled_is_compiled_branch_by_branch(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: set[str] = set()
+
+    def compiles(function: Any, **options: Any) -> Any:
+        asked.add(function.__name__)
+        return function
+
+    monkeypatch.setattr(branch_function, "compiled", lambda self, function: compiles(function))
+    network, call = transformer(family), inputs(family)
+    full, attachment = run(network, call), attach(network)
+    schedule = make_schedule(attachment.units, 1)
+    under = Executor(
+        lambda *, residual, **named: attachment.run(network, residual, **named), schedule, compiled=True
+    ).start()
+    with torch.no_grad():
+        torch.testing.assert_close(under(**call).sample, full)
+    assert asked == {"_sum_of_branch"} | ({"attend_jointly"} if family in ("sd3", "flux") else set())

@@ -45,12 +45,3 @@ class Deferred:
         if self._value is None:
             self._value = self._compute()
         return self._value[index]
-
-
-def reads(*streams: Tensor) -> None:
-    """Says that a branch reads these streams, where that was done for it by another that came first.
-
-    Whoever watches the network then knows that they must be there. A view of each is made, which costs nothing.
-    """
-    for stream in streams:
-        stream.view_as(stream)

@@ -25,7 +25,7 @@ from torch import Tensor, cat, float16, nn
 from tenuto.compilation import at_once, branch_function
 from tenuto.errors import TenutoError
 from tenuto.integrations.sites import ADDED_PROJECTIONS, Site, attention_unit, mlp_unit, run_feed_forward
-from tenuto.residual import Deferred, Residual, reads
+from tenuto.residual import Deferred, Residual
 from tenuto.units import Component, Matrix, Unit
 
 BLOCKS = (JointTransformerBlock, FluxTransformerBlock, FluxSingleTransformerBlock, WanTransformerBlock)
@@ -191,7 +191,7 @@ def joint_forward(
     h = _fed_forward(block, f"{name}.ff", residual, h, block.norm2, block.ff, m)
     if last:
         return None, h
-    return _context(block, name, residual, hidden_states, encoder_hidden_states, both, c), h
+    return _context(block, name, residual, encoder_hidden_states, both, c), h
 
 
 def flux_forward(
@@ -215,22 +215,14 @@ def flux_forward(
     h = residual(f"{name}.attn", hidden_states, lambda: both[0], gate=lambda: m[2].unsqueeze(1))
     h = _fed_forward(block, f"{name}.ff", residual, h, block.norm2, block.ff, m)
     if isinstance(block.attn.processor, FluxIPAdapterAttnProcessor):
-        reads(hidden_states, encoder_hidden_states)
         h = h + both[2]
-    text = _context(block, name, residual, hidden_states, encoder_hidden_states, both, c)
+    text = _context(block, name, residual, encoder_hidden_states, both, c)
     return text.clip(-65504, 65504) if text.dtype == float16 else text, h
 
 
-def _context(
-    block: Any, name: str, residual: Residual, image: Tensor, text: Tensor, both: Deferred, c: Deferred
-) -> Tensor:
+def _context(block: Any, name: str, residual: Residual, text: Tensor, both: Deferred, c: Deferred) -> Tensor:
     """What a joint block does to its text."""
-
-    def attended() -> Tensor:
-        reads(image)  # though the attention may have been computed for the picture's unit
-        return both[1]
-
-    h = residual(f"{name}.attn_context", text, attended, gate=lambda: c[2].unsqueeze(1))
+    h = residual(f"{name}.attn_context", text, lambda: both[1], gate=lambda: c[2].unsqueeze(1))
     return _fed_forward(block, f"{name}.ff_context", residual, h, block.norm2_context, block.ff_context, c)
 
 
