@@ -490,6 +490,11 @@ def test_a_compiled_denoiser_is_held_by_its_output() -> None:
     with pytest.raises(UsageError, match="exchanged or compiled after"):
         draw(pipe, "dit")
     pipe.transformer = plain
+    plain.transformer_blocks[0].compile(backend="eager")
+    with pytest.raises(UsageError, match="exchanged or compiled after"):
+        draw(pipe, "dit")
+    plain.transformer_blocks[0]._compiled_call_impl = None
+    draw(pipe, "dit")
     plain.compile(backend="eager")
     with pytest.raises(UsageError, match="exchanged or compiled after"):
         draw(pipe, "dit")

@@ -277,10 +277,14 @@ def names_in(pipeline: DiffusionPipeline) -> list[str]:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether torch.compile has a hand in it: whole, in place, or block by block."""
-    return uncompiled(module) is not module or any(
-        (call := getattr(part, COMPILED, None)) is not None and not isinstance(call, Replacement)
-        for part in module.modules()
-    )
+    return uncompiled(module) is not module or any(_compiled_in_place(part) for part in module.modules())
+
+
+def _compiled_in_place(module: nn.Module) -> bool:
+    call = getattr(module, COMPILED, None)
+    if isinstance(call, Replacement):
+        call = call.original
+    return call is not None and getattr(call, "__func__", None) is not nn.Module._call_impl
 
 
 def uncompiled(module: nn.Module) -> nn.Module:

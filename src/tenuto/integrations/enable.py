@@ -53,6 +53,7 @@ from tenuto.units import Unit
 
 FEW_STEPS = 6  # up to which there is nothing to hold: each step differs too much from the next
 UNRANKED = ("refresh", "noise")  # policies that ask no score of a unit, so that none need be computed
+KEPT = 8  # executors, of numbers of steps and lanes; the one used longest ago gives way
 STATE = "_tenuto"  # where an enabled pipeline keeps it
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -200,6 +201,7 @@ class Denoiser:
                 f"The {name} of this {type(pipe).__name__} is shared with another pipeline, which is enabled already; "
                 "disable that one first."
             )
+        self._compiled = is_compiled(self.outer)
         self._foreign = foreign_hand(self.outer)  # in its blocks, which then cannot be brought to the seam
         self._decide()
 
@@ -234,7 +236,8 @@ class Denoiser:
 
     def check(self, pipe: DiffusionPipeline) -> None:
         """At the beginning of a generation: that this is still what was enabled, and with the same weights."""
-        if getattr(pipe, self.name) is not self.outer or not isinstance(vars(self.outer).get(COMPILED), Replacement):
+        ours = isinstance(vars(self.outer).get(COMPILED), Replacement)
+        if getattr(pipe, self.name) is not self.outer or not ours or is_compiled(self.outer) != self._compiled:
             raise UsageError(
                 f"The {self.name} was exchanged or compiled after the pipeline was enabled. Disable the pipeline, and "
                 "enable it again."
@@ -251,9 +254,11 @@ class Denoiser:
         self.executors.clear()
         self._decide()
 
-    def release(self) -> None:
-        for executor in self.executors.values():
-            executor.release()
+    def release(self, besides: int | None = None) -> None:
+        """Let go of the graphs, but for those of this number of steps."""
+        for (steps, _), executor in self.executors.items():
+            if steps != besides:
+                executor.release()
 
     def schedule_for(self, steps: int) -> Schedule | None:
         """For this many evaluations; None means all of them in full."""
@@ -278,10 +283,14 @@ class Denoiser:
 
     def start(self, schedule: Schedule, lane: int) -> Generation:
         key = self.key(schedule, lane)
-        if key not in self.executors:
-            self.release()  # graphs for other numbers of steps; they are recorded again when they are needed
-            self.executors[key] = self._executor(schedule)
-        return self.executors[key].start()
+        executor = self.executors.pop(key, None)
+        if executor is None:
+            self.release(besides=schedule.steps)  # graphs are recorded again when they are needed
+            while len(self.executors) >= KEPT:
+                del self.executors[next(iter(self.executors))]
+            executor = self._executor(schedule)
+        self.executors[key] = executor  # the newest last
+        return executor.start()
 
     def _executor(self, schedule: Schedule) -> Executor:
         mode: Mode = "skip" if self._foreign and self.request.mode == "auto" else self.request.mode
@@ -410,16 +419,17 @@ class Enabled:
             [] if run is None else run.evaluations,
             [executor.report() for one in self.denoisers for executor in one.executors.values()],
             [
-                named[name].executors[named[name].key(lane.schedule, place)].report()
+                executor.report()
                 for (name, place), lane in lanes
                 if lane.schedule is not None
+                and (executor := named[name].executors.get(named[name].key(lane.schedule, place))) is not None
             ],
         )
 
     def _warn(self, sentence: str) -> None:
         if sentence not in self._said:
             self._said.add(sentence)
-            warnings.warn(sentence, stacklevel=4)
+            warnings.warn(sentence, stacklevel=2)
 
     def _begin(self, original: Callable[..., Any], iterable: Any = None, total: int | None = None) -> Any:
         """The pipeline asks for its progress bar: its loop begins."""
