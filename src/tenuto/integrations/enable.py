@@ -431,10 +431,10 @@ class Enabled:
             self._said.add(sentence)
             warnings.warn(sentence, stacklevel=2)
 
-    def _begin(self, original: Callable[..., Any], iterable: Any = None, total: int | None = None) -> Any:
+    def _begin(self, original: Callable[..., Any], iterable: Any = None, total: int | None = None, **look: Any) -> Any:
         """The pipeline asks for its progress bar: its loop begins."""
         run = self._start(evaluations_of(self.pipe, iterable, total))
-        bar = original(iterable, total)
+        bar = original(iterable, total, **look)
         finish = partial(self._finish, get_ident(), run)
         if iterable is not None:
             return Loop(bar, finish)
