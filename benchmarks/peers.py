@@ -32,8 +32,8 @@ from torch import nn
 
 from tenuto.executor import Mode
 from tenuto.files import read_json, write_json, write_text
-from tenuto.integrations.blocks import TEXT_TOKENS
 from tenuto.integrations.diffusers import build, scheduled, units_in
+from tenuto.integrations.sites import TEXT_TOKENS
 from tenuto.measure.speed import Inputs, _seconds, refreshed
 from tenuto.models.dit_diffusers import CLASS as DIT
 from tenuto.models.dit_diffusers import XL_2

@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "enable": "tenuto.integrations.enable",
+    "disable": "tenuto.integrations.enable",
+    "accelerated": "tenuto.integrations.enable",
+    "summary": "tenuto.integrations.enable",
     "load": "tenuto.models",
     "score": "tenuto.api",
     "schedule": "tenuto.api",
@@ -38,6 +42,9 @@ __all__ = [
     "Scores",
     "TenutoError",
     "__version__",
+    "accelerated",
+    "disable",
+    "enable",
     "generate",
     "generate_text",
     "load",
@@ -47,11 +54,13 @@ __all__ = [
     "save_images",
     "schedule",
     "score",
+    "summary",
 ]
 
 if TYPE_CHECKING:
     from tenuto.api import schedule, score
     from tenuto.errors import TenutoError
+    from tenuto.integrations.enable import accelerated, disable, enable, summary
     from tenuto.measure.quality import psnr
     from tenuto.models import Model, load
     from tenuto.report.images import save_images

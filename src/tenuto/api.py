@@ -31,7 +31,8 @@ def score(
 ) -> Scores:
     """The score of every unit: of a loaded model, or of a checkpoint (name, path, hub id) without building it.
 
-    A diffusers pipeline, or its denoiser (a UNet2DConditionModel, a DiTTransformer2DModel), is scored as it is.
+    A diffusers pipeline, or its denoiser (a UNet2DConditionModel, a FluxTransformer2DModel, …), is scored as it is,
+    with the adapters that are switched on, and dequantised.
 
     In a `journal` (see `journal_of`) finished tensors are noted, so that an interrupted call goes on where it stopped.
     """
@@ -55,10 +56,12 @@ def score(
 
 def _score_diffusers(target: Any, **options: Any) -> Scores:
     from tenuto.integrations.diffusers import denoiser_of, units_in
+    from tenuto.integrations.live_weights import LiveTensors
 
     denoiser = denoiser_of(target)
-    name = type(denoiser).__name__
-    return score_tensors(ModuleTensors(denoiser), units_in(denoiser), model=name, architecture=name, **options)
+    name, units = type(denoiser).__name__, units_in(denoiser)
+    tensors = LiveTensors(denoiser, [key for unit in units for key in unit.tensors()])
+    return score_tensors(tensors, units, model=name, architecture=name, **options)
 
 
 def journal_of(path: Path, stored: Stored, eta: float) -> Journal:

@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -353,8 +353,9 @@ class Stage:
 
     def acquire(self, generation: "Generation") -> bool:
         owner = None if self._owner is None else self._owner()
-        if owner is not None and owner is not generation and not owner.finished:
-            return False
+        in_turns = self.residuals.bytes == 0 and owner is not None and owner.thread == generation.thread
+        if owner is not None and owner is not generation and not owner.finished and not in_turns:
+            return False  # in turns it goes where nothing is kept from one evaluation to the next
         self._owner = weakref.ref(generation)
         if self._done is not None:
             self._done.wait()  # the last generation may have run on another stream
@@ -434,6 +435,7 @@ class Generation:
         self._outputs = Outputs(executor.schedule) if held and executor.schedule is not None else None
         self.step = 0  # how many were taken
         self.broken = False
+        self.thread = get_ident()
 
     @property
     def finished(self) -> bool:
@@ -482,12 +484,14 @@ class Generation:
         if self.step == 0:
             self._signature = signature_of(leaves, spec)
             self._stage = executor._stage_for(self, self._signature, leaves, inputs, named)
-            if self._stage is None:
+            if self._stage is None and self._outputs is None:
                 self._plan = executor._plan_or_none(self._signature, inputs, named)
                 if self._plan is None and executor.units_schedule is not None:
                     self._unplanned = Unplanned(executor.units_schedule)
         if self._stage is not None:
             return self._stage.run(executor, self.step, leaves, spec, self._signature)
+        if self._outputs is not None:  # of the units nothing is held: there is nothing to plan
+            return executor.network(*inputs, **named, residual=executor.in_full)
         if executor.holds_keys:
             output = executor.network(*inputs, **named, **executor.keeping(self.step, self._keys, rows))
             executor.output_bytes = self._keys.bytes

@@ -1,21 +1,23 @@
-"""diffusers' blocks, written against the seam: which of a denoiser's modules are units, and their forwards."""
+"""diffusers' UNets and DiT, written against the seam: which of their modules are units, and their forwards.
+
+The other transformers are in `transformer_blocks`; `sites_of` knows them all.
+"""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from diffusers import DiTTransformer2DModel, Transformer2DModel, UNet2DConditionModel
-from diffusers.models.attention import _chunked_feed_forward
 from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
 from tenuto.compilation import branch_function, function_of_many_shapes
 from tenuto.errors import TenutoError
+from tenuto.integrations import transformer_blocks
+from tenuto.integrations.sites import TEXT_TOKENS, Site, attention_unit, mlp_unit, run_feed_forward
 from tenuto.residual import Deferred, Residual
 from tenuto.units import Component, Matrix, Unit
 
-TEXT_TOKENS = 77  # of CLIP's prompts, which the cost of cross-attention is counted for
 SAMPLE_SIZE = 64  # what costs are counted for where a UNet's config does not say
 
 # Stages whose blocks run as pairs of (resnets[i], attentions[i]); other stages wire them differently.
@@ -29,34 +31,22 @@ PAIRED_STAGES = (
 )
 MIDDLE_STAGES = ("UNetMidBlock2DCrossAttn", "UNetMidBlock2D")  # resnets[0], then (attentions[i], resnets[i + 1])
 
-Forward = Callable[..., Any]
 
-
-@dataclass(frozen=True)
-class Site:
-    """One block that holds units, and its forward, written against the seam."""
-
-    path: str
-    name: str  # what its units' names begin with
-    block: nn.Module
-    units: tuple[Unit, ...]  # none: it is a live part, which runs better written otherwise
-    forward: Forward  # (block, name, residual, *what the block is called with)
-    method: str = "forward"  # that it takes the place of
+def _dit_sites(dit: Any) -> Iterator[Site]:
+    tokens = (dit.config.sample_size // dit.config.patch_size) ** 2
+    return (_dit_site(i, block, tokens) for i, block in enumerate(dit.transformer_blocks))
 
 
 def sites_of(module: nn.Module) -> tuple[Site, ...]:
     """Every block of a denoiser that holds units, in the order they run."""
-    if isinstance(module, UNet2DConditionModel):
-        found = tuple(_unet_sites(module))
-    elif isinstance(module, DiTTransformer2DModel):
-        tokens = (module.config.sample_size // module.config.patch_size) ** 2
-        found = tuple(_dit_site(i, block, tokens) for i, block in enumerate(module.transformer_blocks))
-    else:
+    sites = next((sites for kind, sites in DENOISERS.items() if isinstance(module, kind)), None)
+    if sites is None:
         raise TenutoError(
-            f"A {type(module).__name__} cannot be brought to the seam; a UNet2DConditionModel or a "
-            "DiTTransformer2DModel can."
+            f"A {type(module).__name__} cannot be brought to the seam; one of these can: "
+            f"{', '.join(kind.__name__ for kind in DENOISERS)}."
         )
-    if not found:
+    found = tuple(sites(module))
+    if not any(site.units for site in found):
         raise TenutoError(f"This {type(module).__name__} has no residual block that could be held.")
     return found
 
@@ -114,7 +104,7 @@ def _transformer_site(path: str, block: Any, tokens: int) -> Site:
     units = [_attention_unit(f"{path}.attn1", f"{path}.attn1", block.attn1, tokens)]
     if block.attn2 is not None:
         units.append(_attention_unit(f"{path}.attn2", f"{path}.attn2", block.attn2, tokens))
-    units.append(_mlp_unit(f"{path}.ff", f"{path}.ff", block.ff, tokens))
+    units.append(mlp_unit(f"{path}.ff", f"{path}.ff", block.ff, tokens))
     return Site(path, path, block, tuple(units), transformer_forward)
 
 
@@ -125,7 +115,7 @@ def _dit_site(index: int, block: Any, tokens: int) -> Site:
         raise TenutoError(f"{path} normalises by {block.norm_type!r}; only ada_norm_zero is known in a DiT.")
     units = (
         _attention_unit(f"{name}.attn", f"{path}.attn1", block.attn1, tokens),
-        _mlp_unit(f"{name}.mlp", f"{path}.ff", block.ff, tokens),
+        mlp_unit(f"{name}.mlp", f"{path}.ff", block.ff, tokens),
     )
     return Site(path, name, block, units, dit_forward)
 
@@ -145,26 +135,16 @@ def _resnet_sites(path: str, block: Any, positions: int) -> Iterator[Site]:
 
 
 def _attention_unit(name: str, path: str, attention: Any, tokens: int) -> Unit:
-    matrices = {
-        role: Matrix.whole(f"{path}.{part}.weight")
-        for role, part in (("q", "to_q"), ("k", "to_k"), ("v", "to_v"), ("o", "to_out.0"))
-    }
-    crossing, inner = attention.is_cross_attention, attention.inner_dim
-    context = TEXT_TOKENS if crossing else tokens
-    projections = 2 * tokens * attention.query_dim * inner * 2 + 2 * context * attention.cross_attention_dim * inner * 2
-    kind = "cross_attention" if crossing else "attention"
-    component = Component(kind, matrices, head_dim=inner // attention.heads)  # type: ignore[arg-type]
-    return Unit(name, (component,), float(projections + 4 * tokens * context * inner))
-
-
-def _mlp_unit(name: str, path: str, feed_forward: Any, tokens: int) -> Unit:
-    first, last = feed_forward.net[0].proj, feed_forward.net[2]
-    matrices = {  # a gated one's input projection is value and gate stacked, as it should be
-        "w1": Matrix.whole(f"{path}.net.0.proj.weight"),
-        "w2": Matrix.whole(f"{path}.net.2.weight"),
-    }
-    flops = 2 * tokens * (first.in_features * first.out_features + last.in_features * last.out_features)
-    return Unit(name, (Component("mlp", matrices),), float(flops))
+    return attention_unit(
+        name,
+        path,
+        width=attention.query_dim,
+        inner=attention.inner_dim,
+        heads=attention.heads,
+        tokens=tokens,
+        context=TEXT_TOKENS if attention.is_cross_attention else None,
+        context_width=attention.cross_attention_dim,
+    )
 
 
 def transformer_forward(
@@ -248,18 +228,12 @@ def attend_modulated(
 
 @function_of_many_shapes
 def feed_forward(block: Any, x: Tensor) -> Tensor:
-    return _feed_forward(block, block.norm3(x))
+    return run_feed_forward(block, block.ff, block.norm3(x))
 
 
 @branch_function
 def feed_forward_modulated(block: Any, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return _feed_forward(block, block.norm3(x) * (1 + scale[:, None]) + shift[:, None])
-
-
-def _feed_forward(block: Any, x: Tensor) -> Tensor:
-    if block._chunk_size is None:
-        return block.ff(x)
-    return _chunked_feed_forward(block.ff, x, block._chunk_dim, block._chunk_size)
+    return run_feed_forward(block, block.ff, block.norm3(x) * (1 + scale[:, None]) + shift[:, None])
 
 
 def enter_forward(transformer: Any, name: str, residual: Residual, image: Tensor) -> tuple[Tensor, int]:
@@ -323,3 +297,11 @@ def convolve(block: Any, x: Tensor, temb: Tensor | None) -> Tensor:
     else:
         x = block.norm2(x if shift is None else x + shift)
     return block.conv2(block.dropout(block.nonlinearity(x)))
+
+
+# The denoisers that are known, and where the sites of each are found.
+DENOISERS: dict[type[nn.Module], Callable[[Any], Iterator[Site]]] = {
+    UNet2DConditionModel: _unet_sites,
+    DiTTransformer2DModel: _dit_sites,
+    **transformer_blocks.DENOISERS,
+}

@@ -13,28 +13,32 @@ addition going through the seam, and loses it again on `detach`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from functools import partial, wraps
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial, update_wrapper
 from threading import get_ident
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline, DiTTransformer2DModel, Transformer2DModel, UNet2DConditionModel
+from diffusers import DiffusionPipeline, Transformer2DModel
 from diffusers.models.attention import BasicTransformerBlock
 from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from tenuto.checkpoint import ModuleTensors, fingerprint_of
+from tenuto.checkpoint import fingerprint_of
 from tenuto.errors import ScheduleError, TenutoError, UsageError
 from tenuto.executor import Executor, Mode
-from tenuto.integrations.blocks import Forward, Site, sites_of
+from tenuto.integrations import transformer_blocks
+from tenuto.integrations.blocks import DENOISERS, sites_of
+from tenuto.integrations.live_weights import LiveTensors
+from tenuto.integrations.sites import Forward, Site
 from tenuto.models.architecture import ConfigError
 from tenuto.residual import Branch, Residual, plain
 from tenuto.schedules import Schedule
 from tenuto.units import Unit
 
-KNOWN_FORWARDS = (BasicTransformerBlock.forward, ResnetBlock2D.forward, Transformer2DModel.forward)
+COMPILED = "_compiled_call_impl"  # where torch keeps a module's compiled call, and calls it
+KNOWN_BLOCKS = (BasicTransformerBlock, ResnetBlock2D, Transformer2DModel, *transformer_blocks.BLOCKS)
 
 
 class Attachment:
@@ -47,7 +51,7 @@ class Attachment:
         # Partials rather than closures: a copy of an attached module then runs its own blocks, not the original's.
         self._forwards = [(site, partial(site.forward, site.block, site.name, self._seam)) for site in sites]
         for site, forward in self._forwards:
-            vars(site.block)[site.method] = forward
+            vars(site.block)[_slot(site)] = forward
 
     def _seam(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
         return self._residuals.get(get_ident(), plain)(unit, h, branch, gate)
@@ -68,18 +72,29 @@ class Attachment:
             else:
                 self._residuals[me] = before
 
+    def run(self, call: Forward, residual: Residual, *args: Any, **kwargs: Any) -> Any:
+        """call(…), the module's residual additions going through `residual`."""
+        sample = args[0] if args else next(iter(kwargs.values()), None)
+        if isinstance(sample, FakeTensor) and any(hasattr(part, "_hf_hook") for part in self.module.modules()):
+            raise RuntimeError("accelerate's hooks move its weights while it runs")
+        with self.using(residual):
+            return call(*args, **kwargs)
+
     def detach(self) -> None:
         """Leave the module as it was found."""
         if not self._forwards:
             raise UsageError(f"This {type(self.module).__name__} was detached before.")
         for site, forward in self._forwards:
-            if vars(site.block).get(site.method) is not forward:
+            if vars(site.block).get(_slot(site)) is not forward:
                 raise UsageError(
                     f"The {site.method} of {site.path} was replaced after it was attached, and cannot be restored "
                     "before that replacement is taken away."
                 )
         for site, _ in self._forwards:
-            del vars(site.block)[site.method]
+            if (slot := _slot(site)) == site.method:
+                del vars(site.block)[slot]
+            else:
+                vars(site.block)[slot] = getattr(type(site.block), site.method).__get__(site.block)
         self._forwards = []
 
 
@@ -87,16 +102,28 @@ def attach(module: nn.Module) -> Attachment:
     """Bring a denoiser's blocks to the seam; nothing it computes changes by that."""
     sites = sites_of(module)
     for site in sites:
-        if site.method in vars(site.block):
+        if _slot(site) in vars(site.block) and not _hooked(site):
             raise UsageError(
                 f"The {site.method} of {site.path} is replaced already, by an earlier attach or by another library's "
                 "hook. Detach that first."
             )
-        if type(site.block).forward not in KNOWN_FORWARDS:
+        if type(site.block).forward not in [block.forward for block in KNOWN_BLOCKS]:
             raise TenutoError(
                 f"{site.path} is a {type(site.block).__name__} with a forward of its own, not diffusers' block."
             )
     return Attachment(module, sites)
+
+
+def _slot(site: Site) -> str:
+    """Where a block keeps the forward that runs: behind accelerate's hook, where it has one."""
+    behind = site.method == "forward" and "_old_forward" in vars(site.block)
+    return "_old_forward" if behind else site.method
+
+
+def _hooked(site: Site) -> bool:
+    """Whether all that replaces the block's forward is accelerate's hook."""
+    behind = vars(site.block).get("_old_forward")
+    return site.method == "forward" and getattr(behind, "__func__", None) is type(site.block).forward
 
 
 def units_of(config: Mapping[str, Any]) -> tuple[Unit, ...]:
@@ -113,7 +140,7 @@ def build(config: Mapping[str, Any]) -> nn.Module:
     kind = config.get("_class_name", "UNet2DConditionModel")
     if kind == "Transformer2DModel" and config.get("norm_type") == "ada_norm_zero":
         kind = "DiTTransformer2DModel"  # how the first published DiT pipelines call it
-    kinds = {"UNet2DConditionModel": UNet2DConditionModel, "DiTTransformer2DModel": DiTTransformer2DModel}
+    kinds: dict[str, Any] = {denoiser.__name__: denoiser for denoiser in DENOISERS}
     if kind not in kinds:
         raise TenutoError(f"A {kind} cannot be brought to the seam; one of these can: {', '.join(kinds)}.")
     try:
@@ -155,11 +182,7 @@ class Scheduled:
             raise
 
     def _network(self, *args: Any, residual: Residual, **kwargs: Any) -> Any:
-        sample = args[0] if args else next(iter(kwargs.values()), None)
-        if isinstance(sample, FakeTensor) and any(hasattr(m, "_hf_hook") for m in self.attachment.module.modules()):
-            raise RuntimeError("accelerate's hooks move its weights while it runs")
-        with self.attachment.using(residual):
-            return self._forward(*args, **kwargs)
+        return self.attachment.run(self._forward, residual, *args, **kwargs)
 
     def _check_shape(self, sample: Any) -> None:
         if not isinstance(sample, Tensor):
@@ -195,6 +218,11 @@ def scheduled(
     """
     pipeline = target if isinstance(target, DiffusionPipeline) else None
     denoiser = denoiser_of(target)
+    if is_compiled(target if pipeline is None else getattr(pipeline, names_in(pipeline)[0])):
+        raise UsageError(
+            f"This {type(denoiser).__name__} was compiled by torch.compile, which cannot be scheduled unit by unit. "
+            "Schedule it uncompiled and with compiled=True, or use tenuto.enable, which holds its output."
+        )
     attachment = attach(denoiser)
     try:
         _check_fits(schedule, attachment, check_weights)
@@ -216,7 +244,7 @@ def scheduled(
                         _check_steps(schedule, len(scheduler.timesteps))
                     return result
 
-                stack.enter_context(_wrapped(scheduler, "set_timesteps", set_timesteps))
+                stack.enter_context(wrapped(scheduler, "set_timesteps", set_timesteps))
 
             def forward(original: Forward, *args: Any, **kwargs: Any) -> Any:
                 watch()
@@ -224,22 +252,46 @@ def scheduled(
 
             watch()
             stack.callback(run.executor.release)
-            stack.enter_context(_wrapped(denoiser, "forward", forward))
+            stack.enter_context(through(denoiser, forward))
             yield run
     finally:
         attachment.detach()
 
 
 def denoiser_of(target: Any) -> nn.Module:
-    """A pipeline's denoiser, or the denoiser itself."""
+    """A pipeline's denoiser, or the denoiser itself, without what torch.compile wraps it in."""
     if isinstance(target, nn.Module):
-        return target
+        return uncompiled(target)
     if isinstance(target, DiffusionPipeline):
-        for name in ("unet", "transformer"):
-            if isinstance(module := getattr(target, name, None), nn.Module):
-                return module
-        raise TenutoError(f"A {type(target).__name__} has neither a unet nor a transformer to schedule.")
+        return uncompiled(getattr(target, names_in(target)[0]))
     raise UsageError(f"A model, its name or path, or a diffusers pipeline is needed, not a {type(target).__name__}.")
+
+
+def names_in(pipeline: DiffusionPipeline) -> list[str]:
+    """What a pipeline calls its denoisers; most have one."""
+    names = [name for name in ("unet", "transformer", "transformer_2") if getattr(pipeline, name, None) is not None]
+    if not names:
+        raise TenutoError(f"A {type(pipeline).__name__} has neither a unet nor a transformer to schedule.")
+    return names
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile has a hand in it: whole, in place, or block by block."""
+    return uncompiled(module) is not module or any(_compiled_in_place(part) for part in module.modules())
+
+
+def _compiled_in_place(module: nn.Module) -> bool:
+    call = getattr(module, COMPILED, None)
+    if isinstance(call, Replacement):
+        call = call.original
+    return call is not None and getattr(call, "__func__", None) is not nn.Module._call_impl
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module that torch.compile(module) wrapped, or the module."""
+    inner = getattr(module, "_orig_mod", module)
+    assert isinstance(inner, nn.Module)
+    return inner
 
 
 def units_in(denoiser: nn.Module) -> tuple[Unit, ...]:
@@ -251,7 +303,7 @@ def _check_fits(schedule: Schedule, attachment: Attachment, check_weights: bool)
     fingerprints = {schedule.fingerprint}
     if check_weights:
         keys = [key for unit in attachment.units for key in unit.tensors()]
-        fingerprints = {fingerprint_of(ModuleTensors(attachment.module), keys)}
+        fingerprints = {fingerprint_of(LiveTensors(attachment.module, keys), keys)}
     name = type(attachment.module).__name__
     schedule.check_fits(
         [unit.name for unit in attachment.units],
@@ -269,21 +321,46 @@ def _check_steps(schedule: Schedule, steps: int) -> None:
         )
 
 
+class Replacement:
+    """owner.name(…), as long as it is wrapper(owner.name, …). A copy of the owner gets its own method back."""
+
+    def __init__(self, owner: Any, name: str, original: Callable[..., Any], wrapper: Callable[..., Any]) -> None:
+        update_wrapper(self, original)  # diffusers asks for a method's arguments before it calls it
+        self.original = original
+        self._owner, self._name, self._wrapper = owner, name, wrapper
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._wrapper(self.original, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        twin = memo.get(id(self._owner))
+        return self if twin is None else getattr(type(twin), self._name).__get__(twin)
+
+
 @contextmanager
-def _wrapped(owner: Any, name: str, wrapper: Callable[..., Any]) -> Iterator[None]:
-    """Within the block, owner.name(…) is wrapper(owner.name, …); afterwards the instance is as it was."""
+def wrapped(owner: Any, name: str, wrapper: Callable[..., Any], original: Any = None) -> Iterator[None]:
+    """Within the block, owner.name(…) is wrapper(owner.name, …); afterwards the instance is as it was.
+
+    original  what is wrapped, where it is not owner.name
+    """
     missing = object()
-    before, original = vars(owner).get(name, missing), getattr(owner, name)
-
-    @wraps(original)
-    def replacement(*args: Any, **kwargs: Any) -> Any:
-        return wrapper(original, *args, **kwargs)
-
+    before = vars(owner).get(name, missing)
+    replacement = Replacement(owner, name, getattr(owner, name) if original is None else original, wrapper)
     vars(owner)[name] = replacement
     try:
         yield
     finally:
-        if before is missing:
-            del vars(owner)[name]
-        else:
-            vars(owner)[name] = before
+        if vars(owner).get(name) is replacement:  # else whoever came later has the last word
+            if before is missing:
+                del vars(owner)[name]
+            else:
+                vars(owner)[name] = before
+
+
+def through(module: nn.Module, wrapper: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Within the block, module(…) is wrapper(module, …), whatever others do to its forward meanwhile.
+
+    A module's call goes through what `module.compile()` set, where it did. That place is taken, and not the forward's,
+    which accelerate's hooks take and give back after every generation.
+    """
+    return wrapped(module, COMPILED, wrapper, original=getattr(module, COMPILED) or module._call_impl)

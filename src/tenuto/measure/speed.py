@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tenuto.errors import ScheduleError
 from tenuto.executor import Executor, Mode
-from tenuto.integrations.blocks import TEXT_TOKENS
+from tenuto.integrations.sites import TEXT_TOKENS
 from tenuto.models.architecture import Architecture
 from tenuto.policies import lifetime_pattern, lifetimes_at, refresh_pattern, tau_for_budget
 from tenuto.samplers.diffusion import prepared
