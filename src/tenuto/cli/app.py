@@ -382,3 +382,41 @@ def show(
     from tenuto.cli.show import run
 
     run(file, html, png, as_json)
+
+
+@app.command(epilog="Example: tenuto push schedule.json me/sdxl-50-steps --base-model owner/sdxl")
+def push(
+    file: Annotated[Path, typer.Argument(help="A schedule or a score file.")],
+    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="On the hub; made if it is not there.")],
+    base_model: Annotated[
+        str | None,
+        typer.Option(help="Hub id of the weights it was made from. Default: the model's name, where that is one."),
+    ] = None,
+    private: Annotated[
+        bool | None, typer.Option("--private/--public", help="Of a repository that has to be made.")
+    ] = None,
+    message: Annotated[str | None, typer.Option("-m", "--message", help="Of the commit.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Share a schedule or a score file on the Hugging Face hub, with a card that shows it.
+
+    The token is the one in HF_TOKEN, or of `hf auth login`.
+    """
+    from tenuto.cli.hub import push as run
+
+    run(file, repository, base_model, private, message, as_json)
+
+
+@app.command(epilog="Example: tenuto pull me/sdxl-50-steps@main -o pulled")
+def pull(
+    source: Annotated[str, typer.Argument(metavar="OWNER/NAME[@REVISION]", help="A repository on the hub.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Directory for schedule.json and scores.json.")],
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a schedule or a score file from the Hugging Face hub; with HF_HUB_OFFLINE=1, from its cache.
+
+    A schedule that was made from other weights than your model's is refused when you use it, by its fingerprint.
+    """
+    from tenuto.cli.hub import pull as run
+
+    run(source, output, as_json)
