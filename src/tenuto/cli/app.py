@@ -420,3 +420,17 @@ def pull(
     from tenuto.cli.hub import pull as run
 
     run(source, output, as_json)
+
+
+@app.command(epilog="Example: tenuto doctor --network")
+def doctor(
+    network: Annotated[bool, typer.Option("--network", help="Ask the hub whether it answers, too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Look at this machine: versions, GPU, what is available, and what to install for the rest.
+
+    Ends with 1 if something is broken; what is merely not installed is not.
+    """
+    from tenuto.cli.doctor import run
+
+    run(network, as_json)
