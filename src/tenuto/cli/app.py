@@ -373,12 +373,12 @@ def models(as_json: AsJson = False) -> None:
 
 @app.command(epilog="Example: tenuto show schedule.json --png map.png")
 def show(
-    file: Annotated[Path, typer.Argument(help="A score file or a schedule.")],
+    file: Annotated[Path, typer.Argument(help="A score file, a schedule, or what `tenuto frontier -o` wrote.")],
     html: Annotated[Path | None, typer.Option(help="Write a self-contained page here.")] = None,
     png: Annotated[Path | None, typer.Option(help="Write a picture here.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at a score file or a schedule: a table in the terminal, or a page, or a picture."""
+    """Look at a score file, a schedule or a frontier: a table in the terminal, or a page, or a picture."""
     from tenuto.cli.show import run
 
     run(file, html, png, as_json)
@@ -434,3 +434,23 @@ def doctor(
     from tenuto.cli.doctor import run
 
     run(network, as_json)
+
+
+@app.command(epilog="Example: tenuto ui tiny-sdxl --port 7861")
+def ui(
+    model: Annotated[str, typer.Argument(help=MODEL)] = "tiny-dit",
+    host: Annotated[str, typer.Option(help="Address to serve on; 0.0.0.0 lets your network in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve on.")] = 7860,
+    share: Annotated[bool, typer.Option("--share", help="Also make a public link, through gradio's servers.")] = False,
+    results: Annotated[
+        Path | None, typer.Option(help="Folder with frontier.json and experiments/. Default: results.")
+    ] = None,
+    device: Device = "cpu",
+) -> None:
+    """Open a page: the map of a schedule, pictures or text with it and without, the frontier, the experiments.
+
+    Nothing leaves this machine unless --share is given. Needs gradio: pip install 'tenuto\\[ui]'.
+    """
+    from tenuto.cli.ui import run
+
+    run(model, host, port, share, results, device)
