@@ -207,7 +207,7 @@ def _schedule_tab(page: gr.Blocks, machine: Machine, controls: Controls) -> None
 
 
 def _compare_tab(machine: Machine, controls: Controls) -> None:
-    gr.Markdown("Everything computed, and the same under the schedule, from the same noise.")
+    gr.Markdown("Everything computed, and the same under the schedule, from the same noise; each run and timed once.")
     start = gr.Button("Generate both", variant="primary", elem_id="generate")
     told = gr.HTML(elem_id="told", min_height=90)
     with gr.Row(visible=False) as sheets:

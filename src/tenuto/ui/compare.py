@@ -20,6 +20,7 @@ from tenuto.schedules import Schedule
 
 GAIN = 8  # of the difference image
 COLUMNS, SIDE = 3, 128  # of a sheet of pictures: how many in a row, and about how many pixels each
+TELLINGS = 10  # of the progress of a run
 
 Advance = Callable[[str, int, int], object]  # which run, how much of it is done, of how much
 Marks = list[tuple[str, str | None]]
@@ -124,11 +125,13 @@ def compare_texts(
 
 
 def _counting(advance: Advance, run: str, total: int) -> Callable[[int], None]:
+    """Tell of progress now and then; oftener, the telling would be timed, too."""
     done = 0
 
     def count(more: int) -> None:
         nonlocal done
-        done += more
-        advance(run, done, total)
+        before, done = done, done + more
+        if before * TELLINGS // total != done * TELLINGS // total:
+            advance(run, done, total)
 
     return count
