@@ -65,9 +65,24 @@ def test_texts_are_written_twice_and_compared():
         compare_texts(model, nothing_held, "close: ([{ ->", length=8, blocks=3)
 
 
+def test_a_port_that_is_taken_is_said_to_be(monkeypatch, capsys):
+    import sys
+
+    from tenuto.cli import main
+
+    pytest.importorskip("gradio")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setattr(sys, "argv", ["tenuto", "ui", "--port", str(taken.getsockname()[1])])
+        with pytest.raises(SystemExit) as end:
+            main()
+    assert end.value.code == 1 and "Take another --port" in capsys.readouterr().err
+
+
 @pytest.fixture
-def page(tmp_path):
-    """The page as a browser shows it, with every address it asked for in `asked`."""
+def page(tmp_path, monkeypatch):
+    """The page as a browser shows it; `asked` has every address that it, or its server, asked for."""
     pytest.importorskip("gradio")
     playwright = pytest.importorskip("playwright.sync_api")
     if CHROMIUM is None:
@@ -81,14 +96,21 @@ def page(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    asked, look_up = [], socket.getaddrinfo
+
+    def noted(host, *arguments, **options):
+        asked.append(f"http://{host}:")
+        return look_up(host, *arguments, **options)
+
+    monkeypatch.setattr("socket.getaddrinfo", noted)
     served = build(str(model), results=results)
     _, url, _ = launch(served, "127.0.0.1", port, prevent_thread_lock=True, quiet=True)
     try:
         with playwright.sync_playwright() as browsers:
             browser = browsers.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
             shown = browser.new_page(viewport={"width": 1300, "height": 1000})
-            shown.asked = []
-            shown.on("request", lambda request: shown.asked.append(request.url))
+            shown.asked = asked
+            shown.on("request", lambda request: asked.append(request.url))
             shown.goto(url)
             yield shown
             browser.close()

@@ -18,11 +18,11 @@ import gradio as gr
 from tenuto import api
 from tenuto.cli.show import schedule_facts
 from tenuto.errors import CheckpointError, TenutoError
-from tenuto.files import read_json
 from tenuto.models import SHIPPED, Model, load, open_model, shipped
 from tenuto.report.claims import HEAD, claims_table
 from tenuto.report.frontier import frontier_image, frontier_tables, models_of
 from tenuto.report.maps import COMPUTED_COLOUR, HELD_COLOUR, KIND_COLOURS, schedule_svg, scores_svg
+from tenuto.report.results import known_frontier
 from tenuto.report.texts import DIFFERS
 from tenuto.schedules import Schedule
 from tenuto.scores import Scores
@@ -64,7 +64,7 @@ def build(model: str = "tiny-dit", *, results: Path = Path("results"), device: s
                 with gr.Tab("Side by side"):
                     _compare_tab(machine, controls)
                 with gr.Tab("Frontier"):
-                    _frontier_tab(results / "frontier.json")
+                    _frontier_tab(results)
                 with gr.Tab("Experiments"):
                     _experiments_tab(results / "experiments")
     return page
@@ -255,14 +255,15 @@ def _compare_tab(machine: Machine, controls: Controls) -> None:
     )
 
 
-def _frontier_tab(path: Path) -> None:
-    if not path.is_file():
+def _frontier_tab(folder: Path) -> None:
+    record = known_frontier(folder)
+    if record is None:
+        path = folder / "frontier.json"
         gr.Markdown(
             f"Nothing has been measured yet: there is no `{path}`.\n\n"
             f"`tenuto frontier tiny-dit -o {path}` measures it; it takes some minutes."
         )
         return
-    record = read_json(path, "frontier")
     models = models_of(record)
     chosen = gr.Dropdown(models, value=models[0], label="Model", elem_id="frontier-model")
     image = gr.Image(
