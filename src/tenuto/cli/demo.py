@@ -100,7 +100,7 @@ def run(out_dir: Path, *, budget: float, steps: int, per_class: int, seed: int, 
 def _frontier() -> list[tuple[str, Image.Image]]:
     """Quality against work and time, where that has been measured."""
     image = frontier_image(known_frontier(results_folder()) or {}, MODEL)
-    return [("Against its rivals: quality by work and by time", image)] if image else []
+    return [("Against its rivals, as measured by tenuto frontier", image)] if image else []
 
 
 def _headline(result: dict[str, Any]) -> str:

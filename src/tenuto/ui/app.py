@@ -132,7 +132,7 @@ class Controls:
         self.aim = gr.Radio([BUDGET, SPEEDUP], value=BUDGET, label="Aim", elem_id="aim")
         self.budget = gr.Slider(0.05, 1, 0.25, step=0.01, label="Share of the work", elem_id="budget")
         self.speedup = gr.Slider(1, 10, 3, step=0.1, label="Times as fast", visible=False, elem_id="speedup")
-        self.steps = gr.Slider(4, 250, STEPS, step=1, label="Steps", elem_id="steps")
+        self.steps = gr.Slider(4, 250, _steps(asks_for), step=1, label="Steps", elem_id="steps")
         self.blocks = gr.Slider(1, 16, BLOCKS, step=1, label="Blocks of text", visible=text, elem_id="blocks")
         self.length = gr.Slider(8, 256, LENGTH, step=8, label="Tokens to write", visible=text, elem_id="length")
         classes = _classes(model) if asks_for == "class" else []
@@ -167,7 +167,7 @@ def _controls(machine: Machine, model: str) -> Controls:
             gr.update(visible=text),
             gr.update(visible=asks_for == "class", choices=classes, value=classes[:CLASSES]),
             words,
-            gr.update(value=LENGTH // 2 if text else STEPS),
+            gr.update(value=_steps(asks_for)),
         ]
 
     controls.aim.change(aimed, controls.aim, [controls.budget, controls.speedup], show_progress="hidden")
@@ -309,6 +309,11 @@ def _is_here(name: str) -> bool:
 def _classes(name: str) -> list[str]:
     stored = open_model(name)
     return list(stored.labels) or [str(i) for i in range(min(stored.config.classes, 1000))]
+
+
+def _steps(asks_for: str) -> int:
+    """To begin with; of text, a step for two tokens."""
+    return LENGTH // 2 if asks_for == "prompt" else STEPS
 
 
 def _words_label(asks_for: str) -> str:
