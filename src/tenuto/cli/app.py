@@ -422,7 +422,7 @@ def pull(
     run(source, output, as_json)
 
 
-@app.command(epilog="Example: tenuto doctor --network")
+@app.command(epilog="Example: tenuto doctor --json")
 def doctor(
     network: Annotated[bool, typer.Option("--network", help="Ask the hub whether it answers, too.")] = False,
     as_json: AsJson = False,
