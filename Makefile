@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format setup clean
+.PHONY: demo test lint format docs wheel setup clean
 
 demo: setup
 	$(BIN)/tenuto demo --out demo
@@ -20,6 +20,18 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: setup
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Builds both, installs the wheel by itself into an empty folder, and asks it for its version.
+wheel: setup
+	$(BIN)/pip install --quiet --disable-pip-version-check build hatchling
+	rm -rf dist build/wheel
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target build/wheel dist/*.whl
+	cd build/wheel && PYTHONPATH=. ../../$(BIN)/python -c 'from tenuto.cli import main; main()' --version
+
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -29,4 +41,4 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo dist build .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) demo dist build site .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,12 +1,15 @@
 """A frontier's tables hold every way once, and its pictures are drawn of whatever was measured."""
 
+import json
 import re
+import sys
 
 import pytest
 from PIL import Image
 
 from tenuto.measure.frontier.rows import Comparison, Row
-from tenuto.report.frontier import frontier_picture, frontier_tables
+from tenuto.report.frontier import frontier_image, frontier_picture, frontier_tables, models_of, page_tables
+from tenuto.report.results import known_frontier
 
 MADE = {"command": "python benchmarks/frontier.py", "commit": "abc", "torch": "2", "hardware": "a chip", "date": "now"}
 WAYS = (("tenuto", "ours"), ("plain refresh, linear", "option"), ("fewer steps", "rival"))
@@ -144,3 +147,38 @@ def test_nothing_measured_is_nothing_told(record, tmp_path):
     assert frontier_tables(record) == ""
     frontier_picture(record, "tiny-dit", tmp_path / "none.png")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_page_has_the_same_cells_as_the_markdown(measured):
+    tables = page_tables(measured)
+    assert tables[0].title == "tiny-dit, 50 steps"
+    rows = [line for line in frontier_tables(measured).splitlines() if line.startswith("| ") and "| way" not in line]
+    cells = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in rows]
+    assert [list(row) for table in tables for row in table.rows] == cells
+
+
+def test_a_frontier_becomes_one_self_contained_page(measured, tmp_path, monkeypatch, capsys):
+    from tenuto.cli import main
+
+    (tmp_path / "frontier.json").write_text(json.dumps(measured))
+    assert models_of(known_frontier(tmp_path)) == ["tiny-dit", "tiny-llada"]
+
+    def show(*options):
+        monkeypatch.setattr(sys, "argv", ["tenuto", "show", str(tmp_path / "frontier.json"), *map(str, options)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return end.value.code, capsys.readouterr()
+
+    status, captured = show("--html", tmp_path / "page.html")
+    assert status == 0 and "# Quality against work and time" in captured.out
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") == 2 and "<script" not in page and "tiny-llada, 64 steps" in page
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    status, captured = show("--png", tmp_path / "one.png")
+    assert status == 2 and "--html has all" in captured.err
+
+
+def test_nothing_known_is_no_picture(measured, tmp_path):
+    assert known_frontier(tmp_path) is None
+    assert frontier_image({}, "tiny-dit") is None and frontier_image(measured, "another") is None
+    assert frontier_image(measured, "tiny-dit").width > 1000

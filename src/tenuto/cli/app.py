@@ -425,12 +425,84 @@ def models(as_json: AsJson = False) -> None:
 
 @app.command(epilog="Example: tenuto show schedule.json --png map.png")
 def show(
-    file: Annotated[Path, typer.Argument(help="A score file or a schedule.")],
+    file: Annotated[Path, typer.Argument(help="A score file, a schedule, or what `tenuto frontier -o` wrote.")],
     html: Annotated[Path | None, typer.Option(help="Write a self-contained page here.")] = None,
     png: Annotated[Path | None, typer.Option(help="Write a picture here.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at a score file or a schedule: a table in the terminal, or a page, or a picture."""
+    """Look at a score file, a schedule or a frontier: a table in the terminal, or a page, or a picture."""
     from tenuto.cli.show import run
 
     run(file, html, png, as_json)
+
+
+@app.command(epilog="Example: tenuto push schedule.json me/sdxl-50-steps --base-model owner/sdxl")
+def push(
+    file: Annotated[Path, typer.Argument(help="A schedule or a score file.")],
+    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="On the hub; made if it is not there.")],
+    base_model: Annotated[
+        str | None,
+        typer.Option(help="Hub id of the weights it was made from. Default: the model's name, where that is one."),
+    ] = None,
+    private: Annotated[
+        bool | None, typer.Option("--private/--public", help="Of a repository that has to be made.")
+    ] = None,
+    message: Annotated[str | None, typer.Option("-m", "--message", help="Of the commit.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Share a schedule or a score file on the Hugging Face hub, with a card that shows it.
+
+    The token is the one in HF_TOKEN, or of `hf auth login`.
+    """
+    from tenuto.cli.hub import push as run
+
+    run(file, repository, base_model, private, message, as_json)
+
+
+@app.command(epilog="Example: tenuto pull me/sdxl-50-steps@main -o pulled")
+def pull(
+    source: Annotated[str, typer.Argument(metavar="OWNER/NAME[@REVISION]", help="A repository on the hub.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Directory for schedule.json and scores.json.")],
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a schedule or a score file from the Hugging Face hub; with HF_HUB_OFFLINE=1, from its cache.
+
+    A schedule that was made from other weights than your model's is refused when you use it, by its fingerprint.
+    """
+    from tenuto.cli.hub import pull as run
+
+    run(source, output, as_json)
+
+
+@app.command(epilog="Example: tenuto doctor --json")
+def doctor(
+    network: Annotated[bool, typer.Option("--network", help="Ask the hub whether it answers, too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Look at this machine: versions, GPU, what is available, and what to install for the rest.
+
+    Ends with 1 if something is broken; what is merely not installed is not.
+    """
+    from tenuto.cli.doctor import run
+
+    run(network, as_json)
+
+
+@app.command(epilog="Example: tenuto ui tiny-sdxl --port 7861")
+def ui(
+    model: Annotated[str, typer.Argument(help=MODEL)] = "tiny-dit",
+    host: Annotated[str, typer.Option(help="Address to serve on; 0.0.0.0 lets your network in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve on.")] = 7860,
+    share: Annotated[bool, typer.Option("--share", help="Also make a public link, through gradio's servers.")] = False,
+    results: Annotated[
+        Path | None, typer.Option(help="Folder with frontier.json and experiments/. Default: results.")
+    ] = None,
+    device: Device = "cpu",
+) -> None:
+    """Open a page: the map of a schedule, pictures or text with it and without, the frontier, the experiments.
+
+    Nothing leaves this machine unless --share is given. Needs gradio: pip install 'tenuto\\[ui]'.
+    """
+    from tenuto.cli.ui import run
+
+    run(model, host, port, share, results, device)

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from rich.table import Table
 from torch import Tensor
 
@@ -16,10 +17,12 @@ from tenuto.files import check_writable, write_json
 from tenuto.measure.quality import ALIKE, psnr
 from tenuto.models import Model, load, open_model
 from tenuto.provenance import provenance
+from tenuto.report.frontier import frontier_image
 from tenuto.report.images import difference, grid, save_image
 from tenuto.report.maps import terminal_map
 from tenuto.report.page import Table as PageTable
 from tenuto.report.page import write_page
+from tenuto.report.results import known_frontier, results_folder
 from tenuto.samplers.diffusion import Sampling, generate
 from tenuto.schedules import Schedule
 
@@ -82,6 +85,7 @@ def run(out_dir: Path, *, budget: float, steps: int, per_class: int, seed: int, 
             (_decibels(result["psnr_mean"]), "PSNR to the full run"),
         ],
         pictures=list(sheets.values()),
+        drawings=_frontier(),
         tables=[PageTable("In numbers", ["", *HEAD], rows)],
         schedule=schedule,
         scores=scores,
@@ -91,6 +95,12 @@ def run(out_dir: Path, *, budget: float, steps: int, per_class: int, seed: int, 
         print_json(result)
     else:
         _print(schedule, rows, out_dir)
+
+
+def _frontier() -> list[tuple[str, Image.Image]]:
+    """Quality against work and time, where that has been measured."""
+    image = frontier_image(known_frontier(results_folder()) or {}, MODEL)
+    return [("Against its rivals, as measured by tenuto frontier", image)] if image else []
 
 
 def _headline(result: dict[str, Any]) -> str:

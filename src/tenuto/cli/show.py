@@ -1,13 +1,15 @@
-"""`tenuto show`: score files and schedules, as tables, pages and pictures."""
+"""`tenuto show`: score files, schedules and frontiers, as tables, pages and pictures."""
 
 from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
 from tenuto.cli.console import out, print_json, say
-from tenuto.errors import TenutoError
+from tenuto.errors import TenutoError, UsageError
 from tenuto.files import read_json
+from tenuto.report.frontier import frontier_image, frontier_picture, frontier_tables, models_of, page_tables
 from tenuto.report.maps import save_schedule_png, save_scores_png, terminal_map
 from tenuto.report.page import write_page
 from tenuto.schedules import FORMAT as SCHEDULE_FORMAT
@@ -19,7 +21,7 @@ from tenuto.scores import from_json as scores_from_json
 
 
 def run(file: Path, html: Path | None, png: Path | None, as_json: bool) -> None:
-    record = read_json(file, "score file or schedule")
+    record = read_json(file, "score file, schedule or frontier")
     if record.get("format") == SCORES_FORMAT:
         scores = scores_from_json(record, str(file))
         if png:
@@ -39,9 +41,13 @@ def run(file: Path, html: Path | None, png: Path | None, as_json: bool) -> None:
             write_page(html, title=f"Schedule for {schedule.model}", lead=str(file), facts=facts, schedule=schedule)
         if not as_json:
             print_schedule(schedule)
+    elif record.get("cases") and record.get("rows"):
+        _show_frontier(file, record, html, png)
+        if not as_json:
+            out.print(frontier_tables(record), markup=False, soft_wrap=True)
     else:
         raise TenutoError(
-            f"{file} is neither a score file ({SCORES_FORMAT}) nor a schedule ({SCHEDULE_FORMAT}): "
+            f"{file} is neither a score file ({SCORES_FORMAT}) nor a schedule ({SCHEDULE_FORMAT}) nor a frontier: "
             f"its format is {record.get('format')!r}."
         )
     if as_json:
@@ -49,6 +55,24 @@ def run(file: Path, html: Path | None, png: Path | None, as_json: bool) -> None:
     for written in (html, png):
         if written:
             say(f"Wrote {written}")
+
+
+def _show_frontier(file: Path, record: dict[str, Any], html: Path | None, png: Path | None) -> None:
+    models = models_of(record)
+    if png and len(models) > 1:
+        raise UsageError(f"--png draws one model, and {file} has {len(models)}: {', '.join(models)}. --html has all.")
+    if png:
+        frontier_picture(record, models[0], png)
+    if html:
+        write_page(
+            html,
+            title="Quality against work and time",
+            lead="Every way of spending less work, each on the same network from the same noise. Ours is the thick "
+            "line, and its band the 95 % interval.",
+            drawings=[(model, image) for model in models if (image := frontier_image(record, model))],
+            tables=page_tables(record),
+            facts={"file": file, **{case: made["hardware"] for case, made in record["cases"].items()}},
+        )
 
 
 def print_scores(scores: Scores) -> None:

@@ -1,13 +1,17 @@
 """A frontier as tables and as pictures: quality against work, and against time."""
 
 from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from statistics import fmean
 from textwrap import fill
 from typing import Any
 
+from PIL import Image
+
 from tenuto.files import replacing
 from tenuto.measure.frontier.rows import HIGHEST
+from tenuto.report.page import Table
 
 Point = Mapping[str, Any]  # a row, averaged over the seeds
 Record = Mapping[str, Any]  # what benchmarks/frontier.py writes
@@ -35,6 +39,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[Point], str]], ...] = (  # title, the n
     ("needle", "needle", lambda row: f"{row['needle']:.1%}"),
     ("arithmetic", "arithmetic", lambda row: f"{row['arithmetic']:.1%}"),
 )
+COMPARED = ("a", "b", "difference", "interval", "p")
 MEASURES = {"psnr": (2, " dB"), "nll": (3, " nats")}  # digits and unit
 
 
@@ -46,6 +51,26 @@ def frontier_tables(record: Record) -> str:
             parts += [f"## {_title(points)}\n", _origin(record, case), *_agreement(made, points), *_ways(points), ""]
             parts += _comparisons([one for one in record.get("comparisons", ()) if one["case"] == case])
     return "\n".join(["# Quality against work and time\n", NOTATION, *parts]) if parts else ""
+
+
+def page_tables(record: Record) -> list[Table]:
+    """The same tables, for a page."""
+    tables: list[Table] = []
+    for case, made in record.get("cases", {}).items():
+        if points := _points(record, case):
+            titles, rows = _way_cells(points)
+            said = [_origin(record, case), *_agreement(made, points)]
+            tables.append(Table(_title(points), titles, rows, " ".join(said).replace("`", "").strip()))
+            if found := [one for one in record.get("comparisons", ()) if one["case"] == case]:
+                title = f"{_title(points)}, compared"
+                tables.append(Table(title, COMPARED, _comparison_cells(found), _comparisons_lead(found)))
+    return tables
+
+
+def models_of(record: Record) -> list[str]:
+    """Whose frontier it is, in the order of the cases."""
+    models = {row["case"]: row["model"] for row in record.get("rows", ())}
+    return list(dict.fromkeys(models[case] for case in record.get("cases", ()) if case in models))
 
 
 def _points(record: Record, case: str) -> list[Point]:
@@ -95,26 +120,39 @@ def _agreement(made: Mapping[str, Any], points: Sequence[Point]) -> list[str]:
 
 
 def _ways(points: Sequence[Point]) -> list[str]:
-    cells = [[cell(point) if needed in point else "" for _, needed, cell in COLUMNS] for point in points]
-    for row, point in zip(cells, points, strict=True):
+    titles, rows = _way_cells(points)
+    for row, point in zip(rows, points, strict=True):
         if point["kind"] == "ours":
             row[:] = [f"**{cell}**" if cell else "" for cell in row]
+    return _table(titles, rows)
+
+
+def _way_cells(points: Sequence[Point]) -> tuple[list[str], list[list[str]]]:
+    """Titles and rows, of the columns that something is known for."""
+    cells = [[cell(point) if needed in point else "" for _, needed, cell in COLUMNS] for point in points]
     used = [i for i in range(len(COLUMNS)) if any(row[i] for row in cells)]
-    return _table([COLUMNS[i][0] for i in used], [[row[i] for i in used] for row in cells])
+    return [COLUMNS[i][0] for i in used], [[row[i] for i in used] for row in cells]
 
 
 def _comparisons(found: Sequence[Mapping[str, Any]]) -> list[str]:
     if not found:
         return []
+    return [_comparisons_lead(found), "", *_table(COMPARED, _comparison_cells(found)), ""]
+
+
+def _comparisons_lead(found: Sequence[Mapping[str, Any]]) -> str:
+    better = "less is better" if found[0]["measure"] == "nll" else "more is better"
+    return f"Sample by sample at the same budget, all seeds together, a less b ({better}):"
+
+
+def _comparison_cells(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     rows = []
     for one in found:
         digits, unit = MEASURES.get(one["measure"], (3, ""))
         p = f"{one['p']:.2g}" if one["p"] >= 0.001 else "< 0.001"
         interval = f"[{one['low']:+.{digits}f}, {one['high']:+.{digits}f}]"
         rows.append([one["a"], one["b"], f"{one['difference']:+.{digits}f}{unit}", interval, p])
-    better = "less is better" if found[0]["measure"] == "nll" else "more is better"
-    lead = f"Sample by sample at the same budget, all seeds together, a less b ({better}):\n"
-    return [lead, *_table(["a", "b", "difference", "interval", "p"], rows), ""]
+    return rows
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -154,6 +192,23 @@ def frontier_picture(record: Record, model: str, path: Path) -> None:
 
     A case by itself has the two side by side. Nothing is drawn of a model that nothing is known of.
     """
+    if drawn := _figure(record, model):
+        figure, made = drawn
+        with replacing(path) as temporary:
+            figure.savefig(temporary, format="png", metadata={"Description": made})
+
+
+def frontier_image(record: Record, model: str) -> Image.Image | None:
+    """The same picture, in memory."""
+    if not (drawn := _figure(record, model)):
+        return None
+    buffer = BytesIO()
+    drawn[0].savefig(buffer, format="png")
+    return Image.open(buffer)
+
+
+def _figure(record: Record, model: str) -> tuple[Any, str] | None:
+    """The drawing, and what it was made by."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -161,7 +216,7 @@ def frontier_picture(record: Record, model: str, path: Path) -> None:
     cases = {name: points for name in names if (points := _drawn(_points(record, name)))}
     cases = dict(sorted(cases.items(), key=lambda case: float(case[1][0]["base_steps"]))[:PANELS])
     if not cases:
-        return
+        return None
     layout = ConstrainedLayoutEngine(w_pad=0.07, h_pad=0.07)
     figure = Figure(figsize=(12, 7.6 if len(cases) > 1 else 4.6), layout=layout, dpi=130)
     shape = (2, len(cases)) if len(cases) > 1 else (1, 2)
@@ -176,9 +231,7 @@ def frontier_picture(record: Record, model: str, path: Path) -> None:
     every = [point for points in cases.values() for point in points]
     _scale(axes, every)
     _legend(figure, every, looks)
-    made = " ".join(_origin(record, case).strip() for case in cases)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png", metadata={"Description": made})
+    return figure, " ".join(_origin(record, case).strip() for case in cases)
 
 
 def _drawn(points: Sequence[Point]) -> list[Point]:

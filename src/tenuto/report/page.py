@@ -31,11 +31,18 @@ def write_page(
     facts: Mapping[str, Any],
     figures: Sequence[tuple[str, str]] = (),
     pictures: Sequence[tuple[str, Image.Image]] = (),
+    drawings: Sequence[tuple[str, Image.Image]] = (),
     tables: Sequence[Table] = (),
     schedule: Schedule | None = None,
     scores: Scores | None = None,
 ) -> None:
-    """figures: (value, what it is), shown large; pictures: (caption, image); facts: how all of it was made."""
+    """A page of whatever is given.
+
+    figures   (value, what it is), shown large
+    pictures  (caption, image), of the same noise with a schedule and without
+    drawings  (title, image), as wide as the page
+    facts     how all of it was made
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(loader=PackageLoader("tenuto", "report"), autoescape=True, undefined=StrictUndefined)
@@ -45,6 +52,7 @@ def write_page(
         lead=lead,
         figures=figures,
         pictures=[(caption, _data_uri(image)) for caption, image in pictures],
+        drawings=[(title, _data_uri(image)) for title, image in drawings],
         tables=tables,
         map=schedule_svg(schedule) if schedule else "",
         computed=COMPUTED_COLOUR,
