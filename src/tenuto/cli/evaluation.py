@@ -1,0 +1,77 @@
+"""`tenuto eval` and its commands, as they are typed."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tenuto.cli.app import MODEL, AsJson, Device, Mode, Solver
+
+evaluation = typer.Typer(
+    name="eval",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Evaluate at full size: samples by many processes, pictures against a reference, language tasks, comparisons.",
+)
+
+
+class Precision(StrEnum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class Features(StrEnum):
+    inception = "inception"
+    own = "own"
+
+
+Dtype = Annotated[Precision | None, typer.Option(help="Precision to run in. Default: the checkpoint's own.")]
+
+
+@evaluation.command(
+    epilog="Example: torchrun --nproc-per-node 8 -m tenuto.cli eval samples MODEL --samples 50000 --schedule s.json"
+    " --device cuda -o run"
+)
+def samples(
+    model: Annotated[str, typer.Argument(help=MODEL)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Directory for the set; shared by all processes.")],
+    count: Annotated[int, typer.Option("--samples", min=1, help="How many; each class as often as the others.")],
+    schedule: Annotated[Path | None, typer.Option(help="A schedule file; without one, everything is computed.")] = None,
+    captions: Annotated[Path | None, typer.Option(help="A file of captions, one a line; they come round again.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Network evaluations. Default: the schedule's, else 50.")] = None,
+    guidance: Annotated[float | None, typer.Option(help="Classifier-free guidance. Default: the family's.")] = None,
+    solver: Annotated[Solver | None, typer.Option(help="How to step from noise to picture. Default: ddim.")] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**53, help="Seed of the first; the others count up.")] = 0,
+    batch: Annotated[int, typer.Option(min=1, help="Samples made at a time; part of what the job is.")] = 32,
+    dtype: Dtype = None,
+    vae: Annotated[Path | None, typer.Option(help="A diffusers VAE directory, for latent models.")] = None,
+    png: Annotated[bool, typer.Option("--png", help="Write each picture as a file, too.")] = False,
+    mode: Annotated[Mode, typer.Option(help="How the schedule is run.")] = Mode.auto,
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile the network's branches first.")] = False,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Make a set of pictures, in one process or in many; run again to go on where it stopped."""
+    from tenuto.cli.evaluate import run_samples
+    from tenuto.evaluate.samples import Order, read_captions
+    from tenuto.schedules import load_schedule
+
+    order = Order(
+        model=model,
+        samples=count,
+        schedule=load_schedule(schedule) if schedule else None,
+        captions=read_captions(captions) if captions else (),
+        steps=steps,
+        guidance=guidance,
+        solver=solver.value if solver else None,
+        seed=seed,
+        batch=batch,
+        dtype=dtype.value if dtype else None,
+        vae=vae,
+        mode=mode.value,
+        compiled=compiled,
+        device=device,
+    )
+    run_samples(order, output, png, as_json)
