@@ -126,7 +126,8 @@ def test_the_set_holds_what_the_sampler_gives_and_says_how(place):
 
 
 @pytest.mark.parametrize(
-    ("change", "name"), [({"guidance": 3.0}, "guidance"), ({"samples": 12}, "samples"), ({"schedule": None}, "schedule")]
+    ("change", "name"),
+    [({"guidance": 3.0}, "guidance"), ({"samples": 12}, "samples"), ({"schedule": None}, "schedule")],
 )
 def test_another_setting_in_the_same_directory_is_refused(place, change, name):
     schedule = tenuto.load_schedule(place / "schedule.json")

@@ -9,6 +9,7 @@ from tenuto.cli.console import out, print_json, progress, say
 from tenuto.cli.generate import check_device
 from tenuto.evaluate.jobs import SETTINGS, Worker
 from tenuto.evaluate.samples import SET, Order, make_samples
+from tenuto.files import check_writable, write_json
 
 
 def run_samples(order: Order, output: Path, png: bool, as_json: bool) -> None:
@@ -25,6 +26,46 @@ def run_samples(order: Order, output: Path, png: bool, as_json: bool) -> None:
         print_json(manifest)
     else:
         out.print(escape(f"{output / SET}: {conditions(manifest)}"), soft_wrap=True)
+
+
+def run_pictures(
+    samples: Path, reference: Path | None, options: dict[str, Any], output: Path | None, as_json: bool
+) -> None:
+    from tenuto.evaluate.pictures import evaluate_pictures
+
+    check_device(options["device"])
+    if output is not None:
+        check_writable(output)
+    report = evaluate_pictures(samples, reference, **options)
+    if output is not None:
+        write_json(output, report)
+    if as_json:
+        print_json(report)
+        return
+    for line in _told(report):
+        out.print(line, soft_wrap=True, markup=False)
+
+
+def _told(report: dict[str, Any]) -> list[str]:
+    figures, reference, drawn = report["figures"], report["reference"], report["samples"]
+    value, low, high = figures["fid"]
+    lines = [f"Fréchet distance   {value:.3f}  (95% interval {low:.3f} to {high:.3f})"]
+    if figures["sfid"] is not None:
+        lines.append(f"spatial, sFID      {figures['sfid']:.3f}")
+    if figures["inception_score"] is not None:
+        lines.append("inception score    {:.3f} ± {:.3f}".format(*figures["inception_score"]))
+    if figures["precision"] is not None:
+        lines.append(f"precision, recall  {figures['precision']:.3f}, {figures['recall']:.3f}")
+    if "clip_score" in figures:
+        lines.append("CLIP score         {:.2f}  (95% interval {:.2f} to {:.2f})".format(*figures["clip_score"]))
+    count = "" if reference["count"] is None else f", {reference['count']} pictures"
+    lines += [f"in {report['features']}, against {reference['name']}{count}"]
+    known = drawn["manifest"]
+    made = "" if known is None else f": {conditions(known)}"
+    return [
+        *lines,
+        f"{drawn['count']} pictures of {drawn['name']}{made or ', of which no manifest tells how they were made'}",
+    ]
 
 
 def conditions(manifest: dict[str, Any]) -> str:

@@ -39,7 +39,9 @@ def samples(
     output: Annotated[Path, typer.Option("-o", "--output", help="Directory for the set; shared by all processes.")],
     count: Annotated[int, typer.Option("--samples", min=1, help="How many; each class as often as the others.")],
     schedule: Annotated[Path | None, typer.Option(help="A schedule file; without one, everything is computed.")] = None,
-    captions: Annotated[Path | None, typer.Option(help="A file of captions, one a line; they come round again.")] = None,
+    captions: Annotated[
+        Path | None, typer.Option(help="A file of captions, one a line; they come round again.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Network evaluations. Default: the schedule's, else 50.")] = None,
     guidance: Annotated[float | None, typer.Option(help="Classifier-free guidance. Default: the family's.")] = None,
     solver: Annotated[Solver | None, typer.Option(help="How to step from noise to picture. Default: ddim.")] = None,
@@ -75,3 +77,33 @@ def samples(
         device=device,
     )
     run_samples(order, output, png, as_json)
+
+
+@evaluation.command(
+    epilog="Example: tenuto eval pictures run --reference VIRTUAL_imagenet256_labeled.npz --device cuda"
+)
+def pictures(
+    samples: Annotated[Path, typer.Argument(metavar="DIR_OR_NPZ", help="A set of pictures.")],
+    reference: Annotated[
+        Path | None,
+        typer.Option(help="Pictures (directory, npz) or statistics (npz with mu and sigma; safetensors of ours)."),
+    ] = None,
+    features: Annotated[
+        Features, typer.Option(help="inception: torch-fidelity's, as published; own: the shipped classifiers'.")
+    ] = Features.inception,
+    inception: Annotated[
+        Path | None, typer.Option(help="Inception weights in a file, where there is no network.")
+    ] = None,
+    clip: Annotated[
+        Path | None, typer.Option(help="A CLIP model's directory; also score pictures by captions.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Pictures looked at at a time.")] = 64,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the figures here, as JSON.")] = None,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Judge a set of pictures against a reference, and say under which conditions the figures hold."""
+    from tenuto.cli.evaluate import run_pictures
+
+    options = {"features": features.value, "inception": inception, "clip": clip, "batch": batch, "device": device}
+    run_pictures(samples, reference, options, output, as_json)

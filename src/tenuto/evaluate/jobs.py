@@ -73,7 +73,9 @@ class Job:
     def path(self, part: range) -> Path:
         return self.directory / f"{part.start:08d}-{part.stop:08d}"
 
-    def run(self, work: Callable[[range], bytes], worker: Worker, told: Callable[[range], object] = lambda p: None) -> int:
+    def run(
+        self, work: Callable[[range], bytes], worker: Worker, told: Callable[[range], object] = lambda p: None
+    ) -> int:
         """Compute the parts that nobody has or does, one's own share first; how many that were."""
         own = self.parts[worker.rank :: worker.world]
         mine, done = set(own), 0
@@ -83,7 +85,7 @@ class Job:
         return done
 
     def finish(self, collect: Callable[[Sequence[Path]], None]) -> bool:
-        """If all parts are there, collect them once, `record` last, and clear them away; whether the job is finished."""
+        """If all parts are there, collect them once, `record` last, and clear them away; whether that is so."""
         with _lock(self.directory / "collecting.lock", wait=True):
             if not self.finished:
                 if self.missing():

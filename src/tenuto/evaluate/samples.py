@@ -102,7 +102,9 @@ def make_samples(
             _save_pictures(output / PICTURES, paths)
         captions = {"captions": list(order.captions)} if order.captions else {}
         seeds = [order.seed, order.seed + order.samples - 1]
-        told_of = provenance(order.device, seeds=seeds, processes=worker.world, sha256=_digest(output / SET), **captions)
+        told_of = provenance(
+            order.device, seeds=seeds, processes=worker.world, sha256=_digest(output / SET), **captions
+        )
         write_json(output / MANIFEST, {SETTINGS: settings, "provenance": told_of})
 
     return read_json(output / MANIFEST, "manifest") if job.finish(collect) else None
@@ -282,7 +284,9 @@ def _save_pictures(directory: Path, parts: Sequence[Path]) -> None:
     index = 0
     for part in parts:
         for pixels in np.load(part):
-            save_image(Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels), directory / f"{index:06d}.png")
+            save_image(
+                Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels), directory / f"{index:06d}.png"
+            )
             index += 1
 
 
