@@ -107,3 +107,72 @@ def pictures(
 
     options = {"features": features.value, "inception": inception, "clip": clip, "batch": batch, "device": device}
     run_pictures(samples, reference, options, output, as_json)
+
+
+@evaluation.command(
+    epilog="Example: tenuto eval lm GSAI-ML/LLaDA-8B-Instruct --tasks gsm8k --schedule s.json --device cuda -o held.json"
+    " · tenuto eval lm tiny-llada --tasks-file sums.jsonl --length 16 -o full.json"
+)
+def lm(
+    model: Annotated[str, typer.Argument(help=MODEL)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Write the results here, question by question.")],
+    tasks: Annotated[str | None, typer.Option(help="Tasks of lm-eval by name, with commas between.")] = None,
+    tasks_files: Annotated[
+        list[Path] | None, typer.Option("--tasks-file", help="Tasks in a JSONL file, without network; repeat for more.")
+    ] = None,
+    schedule: Annotated[Path | None, typer.Option(help="A schedule file; without one, everything is computed.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many questions of each task.")] = None,
+    fewshot: Annotated[int | None, typer.Option(min=0, help="Examples before a question, of named tasks.")] = None,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 256,
+    steps: Annotated[int | None, typer.Option(help="Evaluations. Default: the schedule's, else one a token.")] = None,
+    block_length: Annotated[
+        int | None, typer.Option(help="Tokens finished before the next are begun. Default: the schedule's, else all.")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Wrap prompts by the model's chat template.")] = False,
+    draws: Annotated[int, typer.Option(min=1, help="Of the estimate of a likelihood.")] = 128,
+    seed: Annotated[int, typer.Option(min=0, max=2**53, help="Of those estimates.")] = 0,
+    batch: Annotated[int, typer.Option(min=1, help="Questions answered at a time.")] = 16,
+    dtype: Dtype = None,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code-execution", help="Let pass@1 run what the model writes, with your rights.")
+    ] = False,
+    mode: Annotated[Mode, typer.Option(help="How the schedule is run.")] = Mode.auto,
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile the network's branches first.")] = False,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a language model: lm-eval's tasks by name, or tasks of your own from files."""
+    from tenuto.cli.evaluate import run_lm
+
+    writing = {"length": length, "steps": steps, "block_length": block_length, "chat": chat}
+    running = {"mode": mode.value, "compiled": compiled}
+    run_lm(
+        model,
+        output,
+        names=[name.strip() for name in (tasks or "").split(",") if name.strip()],
+        files=tasks_files or [],
+        schedule_path=schedule,
+        limit=limit,
+        fewshot=fewshot,
+        draws=draws,
+        seed=seed,
+        batch=batch,
+        dtype=dtype.value if dtype else None,
+        allow_code=allow_code,
+        device=device,
+        as_json=as_json,
+        **writing,
+        **running,
+    )
+
+
+@evaluation.command(epilog="Example: tenuto eval compare full.json held.json")
+def compare(
+    first: Annotated[Path, typer.Argument(help="Results of `tenuto eval lm`.")],
+    second: Annotated[Path, typer.Argument(help="Results of another run on the same questions.")],
+    as_json: AsJson = False,
+) -> None:
+    """Compare two runs question by question: the difference, its interval, and whether it may be chance."""
+    from tenuto.cli.evaluate import run_compare
+
+    run_compare(first, second, as_json)

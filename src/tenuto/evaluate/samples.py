@@ -5,7 +5,6 @@ classes where there are any. A sample depends on its index alone, and on the bat
 """
 
 import hashlib
-import json
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,7 +29,7 @@ from tenuto.models import Model, find, load
 from tenuto.provenance import provenance
 from tenuto.report.images import save_image, to_pixels
 from tenuto.samplers.diffusion import Sampling, Solver, decode, generate, load_vae
-from tenuto.schedules import Schedule, to_json
+from tenuto.schedules import Schedule, identity
 
 SET, MANIFEST, PICTURES, PARTS = "samples.npz", "manifest.json", "pictures", "parts"
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -112,20 +111,12 @@ def make_samples(
 
 def settings_of(order: Order, painter: Painter) -> dict[str, Any]:
     """All that the bytes of the samples depend on: what a job is known by."""
-    schedule = order.schedule
     text = "\n".join(order.captions)
     return {
         "tenuto": __version__,
         "model": order.model,
         **painter.settings,
-        "schedule": None
-        if schedule is None
-        else {
-            "fingerprint": f"sha256:{_sha(json.dumps(to_json(schedule), sort_keys=True).encode())}",
-            "policy": schedule.policy,
-            "work": schedule.budget,
-            "flop_work": schedule.flop_budget,
-        },
+        "schedule": identity(order.schedule),
         "steps": order.all_steps,
         "samples": order.samples,
         "seed": order.seed,
