@@ -121,7 +121,7 @@ def run_lm(
     model = load(name, device=place, dtype=getattr(torch, dtype) if dtype else None)
     if names:
         lm = harness_model(model, schedule, draws=draws, seed=seed, batch_size=batch, **options)
-        results = run_named(lm, names, output, limit=limit, fewshot=fewshot)
+        results = run_named(lm, names, output, limit=limit, fewshot=fewshot, allow_code=allow_code)
     else:
         if fewshot is not None:
             raise UsageError("--fewshot is for lm-eval's tasks; in a file the prompts are whole.")

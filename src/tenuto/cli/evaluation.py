@@ -110,7 +110,7 @@ def pictures(
 
 
 @evaluation.command(
-    epilog="Example: tenuto eval lm GSAI-ML/LLaDA-8B-Instruct --tasks gsm8k --schedule s.json --device cuda -o held.json"
+    epilog="Example: tenuto eval lm GSAI-ML/LLaDA-8B-Instruct --tasks gsm8k --schedule s.json --device cuda -o a.json"
     " · tenuto eval lm tiny-llada --tasks-file sums.jsonl --length 16 -o full.json"
 )
 def lm(

@@ -9,6 +9,7 @@ likelihood.py) with everything computed: a schedule is over steps, and they take
 
 import hashlib
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from tenuto.evaluate.writing import LENGTH, Writer
 from tenuto.models import Model, load
 from tenuto.samplers.masked import generate_tokens
 from tenuto.schedules import Schedule, load_schedule
+
+PATIENCE = timedelta(days=1)  # of processes that have answered their share, with those that have not
 
 
 @register_model("tenuto")
@@ -70,7 +73,7 @@ class TenutoLM(LM):
         self._rank, self._world_size = worker.rank, worker.world
         self._device = torch.device("cpu")  # where processes exchange numbers; the model is where it is
         if worker.world > 1 and not torch.distributed.is_initialized():
-            torch.distributed.init_process_group("gloo")
+            torch.distributed.init_process_group("gloo", timeout=PATIENCE)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         texts: list[str] = []

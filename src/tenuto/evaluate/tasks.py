@@ -48,6 +48,7 @@ class Result:
     score: float
     correct: bool | None  # None where the metric is graded
     tokens: int | None  # of the answer alone
+    prompt_cut: bool = False  # whether the prompt was too long, and its beginning left out
 
 
 def read_tasks(path: Path, limit: int | None = None) -> list[Question]:
@@ -107,6 +108,7 @@ def judged(question: Question, written: Written) -> Result:
         score,
         None if question.metric in GRADED else score == 1.0,
         written.tokens,
+        written.prompt_cut,
     )
 
 
@@ -144,29 +146,37 @@ def run_files(
 
 
 def run_named(
-    lm: Any, tasks: Sequence[str], output: Path, *, limit: int | None, fewshot: int | None
+    lm: Any,
+    tasks: Sequence[str | dict[str, Any]],
+    output: Path,
+    *,
+    limit: int | None = None,
+    fewshot: int | None = None,
+    allow_code: bool = False,
+    task_manager: Any = None,
 ) -> dict[str, Any] | None:
-    """Tasks of the harness, by name; the results in the process of rank 0, and None in the others.
+    """Tasks of the harness, by name or as it describes them; the results in the process of rank 0, None in others.
 
-    What was answered is noted beside the output, so that an interrupted run goes on.
+    What was answered is noted beside the output, so that an interrupted run goes on. The `task_manager` is where the
+    harness finds tasks, if not among its own.
     """
     import lm_eval
 
     writer = lm.writer
-    settings = settings_of(writer, tasks=list(tasks), limit=limit, fewshot=fewshot, draws=lm.draws, seed=lm.seed)
+    estimates = {"draws": lm.draws, "greedy": lm.greedy, "seed": lm.seed}
+    settings = settings_of(writer, tasks=list(tasks), limit=limit, fewshot=fewshot, **estimates)
     if output.exists():
         raise UsageError(f"{output} is there already; take another name, or remove it.")
     notes = output.with_name(f"{output.name}.{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]}")
-    options: dict[str, Any] = {"limit": limit, "num_fewshot": fewshot, "log_samples": True}
-    found = lm_eval.simple_evaluate(lm, tasks=list(tasks), use_cache=str(notes), **options)
+    options: dict[str, Any] = {"limit": limit, "num_fewshot": fewshot, "confirm_run_unsafe_code": allow_code}
+    found = lm_eval.simple_evaluate(lm, tasks=list(tasks), use_cache=str(notes), task_manager=task_manager, **options)
     counts = lm.gather_object(lm.answer_tokens)
     if found is not None:
         tokens = {prompt: count for part in counts for prompt, count in part.items()}
         results = [one for name, samples in found["samples"].items() for one in _results(name, samples, tokens)]
-        figures = {"harness": json.loads(json.dumps(found["results"], default=str))}
-        write_json(
-            output, {**record(settings, results, provenance(writer.model.device, processes=lm.world_size)), **figures}
-        )
+        told = json.loads(json.dumps(found["results"], default=str), parse_constant=str)
+        origin = provenance(writer.model.device, processes=lm.world_size)
+        write_json(output, {**record(settings, results, origin), "harness": told})
     lm.barrier()
     notes.with_name(f"{notes.name}_rank{lm.rank}.db").unlink(missing_ok=True)
     return None if found is None else read_json(output, "results")
@@ -175,7 +185,7 @@ def run_named(
 def _results(task: str, samples: Sequence[Mapping[str, Any]], tokens: Mapping[str, int]) -> list[Result]:
     """Of the harness's samples: one for each question, filter and metric that is a number."""
     results = []
-    for sample in samples:
+    for sample in sorted(samples, key=lambda one: int(one["doc_id"])):
         prompt = str(sample["arguments"][0][0])
         for metric in sample["metrics"]:
             value = sample[metric]
