@@ -262,6 +262,7 @@ def test_the_examples_of_the_readme_and_of_help_run(tenuto, monkeypatch, tmp_pat
             "demo": ["--steps", "6"],
             "bench": ["--steps", "10", "--repeats", "1", "--batch", "1"],
             "check": ["--samples", "1"],
+            "eval": ["--samples", "2", "--steps", "2"],
             "frontier": ["--samples", "1", "--seeds", "1", "--steps", "4", "--budget", "0.5", "--no-rivals"],
         }
         status, _, err = tenuto(*line, *shorter.get(line[0], []))
