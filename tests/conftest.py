@@ -65,3 +65,47 @@ def network() -> DiT:
 @pytest.fixture
 def checkpoint(tmp_path: Path, network: DiT) -> Path:
     return write_checkpoint(tmp_path / "dit", network)
+
+
+@pytest.fixture
+def pipeline_directory(tmp_path):
+    """A Stable Diffusion pipeline in diffusers' layout, every part of it tiny and random."""
+    from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
+    torch.manual_seed(0)
+    words = ["<|startoftext|>", "<|endoftext|>", "a</w>", "car</w>", *"acr"]
+    (tmp_path / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    tokenizer = CLIPTokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"), model_max_length=8)
+    text = CLIPTextConfig(
+        vocab_size=len(words),
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        max_position_embeddings=8,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    unet = UNet2DConditionModel(
+        sample_size=8,
+        block_out_channels=(8, 8),
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        cross_attention_dim=8,
+        attention_head_dim=2,
+        norm_num_groups=4,
+    )
+    pipe = StableDiffusionPipeline(
+        vae=AutoencoderKL(block_out_channels=(8,), norm_num_groups=4, latent_channels=4),
+        text_encoder=CLIPTextModel(text),
+        tokenizer=tokenizer,
+        unet=unet,
+        scheduler=DDIMScheduler(clip_sample=False, steps_offset=1),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+    pipe.save_pretrained(tmp_path / "pipeline")
+    return tmp_path / "pipeline"

@@ -34,6 +34,8 @@ def provenance(device: object = None, **extra: Any) -> dict[str, Any]:
 def command() -> str:
     """The command line as one would type it from the project's root."""
     program = Path(sys.argv[0])
+    if program.name == "__main__.py":  # of `python -m tenuto.cli`
+        return shlex.join(["tenuto", *sys.argv[1:]])
     script = ["python", f"{program.parent.name}/{program.name}"] if program.suffix == ".py" else [program.name]
     return shlex.join([*script, *sys.argv[1:]])
 

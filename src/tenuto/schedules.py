@@ -3,6 +3,8 @@
 A schedule is plain data: a small JSON file that can be read, compared, shared, and refused when it does not fit.
 """
 
+import hashlib
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -171,6 +173,15 @@ def to_json(schedule: Schedule) -> dict[str, Any]:
             for unit, row in zip(schedule.units, schedule.active, strict=True)
         },
     }
+
+
+def identity(schedule: Schedule | None) -> dict[str, Any] | None:
+    """What to note of a schedule beside what was made with it: a digest of all it says, its policy and its work."""
+    if schedule is None:
+        return None
+    digest = hashlib.sha256(json.dumps(to_json(schedule), sort_keys=True).encode()).hexdigest()
+    shares = {"work": schedule.budget, "flop_work": schedule.flop_budget}
+    return {"fingerprint": f"sha256:{digest}", "policy": schedule.policy, **shares}
 
 
 def load_schedule(path: str | Path) -> Schedule:

@@ -4,7 +4,10 @@ import sys
 import warnings
 
 from tenuto.cli.app import app
+from tenuto.cli.evaluation import evaluation
 from tenuto.errors import TenutoError, UsageError
+
+app.add_typer(evaluation)
 
 INTERRUPTED = 130  # what typer makes of Ctrl-C
 

@@ -17,6 +17,7 @@ from tenuto.models import Model, find, load
 from tenuto.provenance import provenance
 from tenuto.report.images import save_image, save_images
 from tenuto.samplers.diffusion import Sampling, class_index, decode, generate, load_vae
+from tenuto.samplers.masked import block_length_for
 from tenuto.schedules import Schedule, load_schedule
 
 STEPS = 50  # of pictures; text takes a step for each token
@@ -214,12 +215,6 @@ def _text(request: Request, model: Model, schedule: Schedule | None) -> None:
     for one in written:
         out.print(f"[dim]{escape(one['prompt'])}[/]{escape(one['text'])}", soft_wrap=True)
     say(f"{len(written)} text(s) of at most {length} tokens, {_how(schedule, steps, seconds)}")
-
-
-def block_length_for(length: int, schedule: Schedule | None) -> int:
-    """As many blocks as the schedule was made for; else one."""
-    blocks = 1 if schedule is None else schedule.policy.get("blocks", 1)
-    return length // blocks if isinstance(blocks, int) and blocks > 0 and length % blocks == 0 else length
 
 
 def _output(request: Request) -> Path:

@@ -4,7 +4,7 @@ judge = picture_judge(model, "cuda")
 distance, low, high = frechet_interval(judge.features(images), judge.statistics)
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypedDict
@@ -38,10 +38,13 @@ CLASSIFIERS: dict[tuple[int, ...], tuple[str, Callable[[Path], Pictures]]] = {
 class PictureJudge:
     """A classifier and what real pictures look like to it. It works where its module is, and answers from there."""
 
-    def __init__(self, name: str, module: Pictures, statistics: Statistics | None = None) -> None:
+    def __init__(
+        self, name: str, module: Pictures, statistics: Statistics | None = None, labels: Sequence[str] = ()
+    ) -> None:
         self.name = f"{name} features"
         self.module = module
         self.statistics = statistics  # of real held-out pictures
+        self.labels = list(labels)
 
     @property
     def device(self) -> torch.device:
@@ -91,6 +94,16 @@ class PictureJudge:
 def picture_judge(model: Model, device: str | torch.device) -> PictureJudge | None:
     """The shipped judge of a model's pictures; None where there is none that knows their kind."""
     shape = getattr(model.config, "sample_shape", None)  # a language model has none
+    judge = None if shape is None else judge_of(shape, device)
+    if judge is None:
+        return None
+    # A model with classes of its own kind would be judged by what its pictures do not show.
+    classes, labels = getattr(model.config, "classes", len(judge.labels)), list(model.labels or judge.labels)
+    return judge if classes == len(judge.labels) and labels == judge.labels else None
+
+
+def judge_of(shape: tuple[int, ...], device: str | torch.device) -> PictureJudge | None:
+    """The shipped judge of pictures of a shape (channels, height, width); None where there is none."""
     if shape not in CLASSIFIERS:
         return None
     name, load = CLASSIFIERS[shape]
@@ -98,12 +111,9 @@ def picture_judge(model: Model, device: str | torch.device) -> PictureJudge | No
     if directory is None:
         return None
     labels = read_json(directory / "config.json", "classifier's config")["labels"]
-    # A model with classes of its own kind would be judged by what its pictures do not show.
-    if getattr(model.config, "classes", len(labels)) != len(labels) or list(model.labels or labels) != labels:
-        return None
     path = directory / "statistics.safetensors"
     statistics = Statistics.load(path).to(device) if path.exists() else None
-    return PictureJudge(name, load(directory).to(device).requires_grad_(False), statistics)
+    return PictureJudge(name, load(directory).to(device).requires_grad_(False), statistics, labels)
 
 
 class TextJudge:

@@ -6,11 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from tenuto.errors import UsageError
 from tenuto.files import replacing
+
+
+def to_pixels(samples: Tensor) -> NDArray[np.uint8]:
+    """Samples [N, C, H, W] in [-1, 1] as bytes [N, H, W, C]."""
+    pixels = ((samples.detach().float().cpu().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+    return pixels.permute(0, 2, 3, 1).numpy()
 
 
 def to_image(sample: Tensor) -> Image.Image:
@@ -19,8 +26,7 @@ def to_image(sample: Tensor) -> Image.Image:
         raise UsageError(
             f"A sample of shape {list(sample.shape)} is not a picture of one or three channels; latents need a VAE."
         )
-    pixels = ((sample.detach().float().cpu().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
-    array = pixels.permute(1, 2, 0).numpy()
+    array = to_pixels(sample[None])[0]
     return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
 
 
