@@ -18,6 +18,7 @@ from tenuto.experiments.rows import Figure, Panel, spread, verdict_of
 from tenuto.experiments.trials import PictureBench, Trial, difference
 from tenuto.experiments.ways import in_full, ours, quality_rows, relative, spectral, tried
 from tenuto.journal import Journal
+from tenuto.policies.rankings import STATISTICS
 from tenuto.report.experiments import draw, experiment_table, results_page
 
 STEPS = 6
@@ -79,6 +80,7 @@ def test_rankings_differ_in_order_only(bench):
     assert len({tuple(sorted(one.lifetimes)) for one in schedules.values()}) == 1
     assert len({one.lifetimes for one in schedules.values()}) > 2
     assert all(len(values) == len(NAMES) for values in PAPER.values())
+    assert set(NAMES.values()) == set(STATISTICS)
 
 
 def test_a_ranking_says_who_is_refreshed_once_more(bench):

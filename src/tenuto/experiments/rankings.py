@@ -9,7 +9,7 @@ from tenuto.experiments.trials import Bench, Trial, Way, difference, scheduled
 from tenuto.experiments.ways import BUDGETS, in_full, quality_rows, tried
 from tenuto.measure.sensitivity import orientation, scr_and_stable_rank
 from tenuto.policies import anchors
-from tenuto.policies.rankings import STATISTICS, Statistic, ranked_lifetimes, statistic_of
+from tenuto.policies.rankings import Statistic, ranked_lifetimes, statistic_of
 from tenuto.scores import Scores
 
 REFRESHED = 0.25  # the budget at which rankings say who is refreshed once more
@@ -149,6 +149,3 @@ def _paper(bench: Bench, place: int) -> dict[str, float]:
 def _with(scores: Scores, values: list[float]) -> Scores:
     units = tuple(replace(unit, score=value) for unit, value in zip(scores.units, values, strict=True))
     return replace(scores, units=units)
-
-
-assert set(NAMES.values()) == set(STATISTICS)

@@ -18,7 +18,7 @@ from tenuto.api import score
 from tenuto.errors import UsageError
 from tenuto.executor import Executor
 from tenuto.measure.frontier.cases import CAPTIONS
-from tenuto.measure.frontier.pictures import APART, Pictures
+from tenuto.measure.frontier.pictures import Pictures
 from tenuto.measure.frontier.points import everything
 from tenuto.measure.frontier.rows import HIGHEST, timed
 from tenuto.measure.frontier.texts import distinct
@@ -274,6 +274,3 @@ def scheduled(model: Model, make: Callable[[int, int], Schedule]) -> Way:
 
 def _in_full(scores: Scores, model: Model) -> Way:
     return lambda steps, blocks: Executor(model.network, everything(scores, steps), mode="eager")
-
-
-__all__ = ["APART", "Bench", "PictureBench", "TextBench", "Trial", "Way", "difference", "scheduled"]
