@@ -6,12 +6,13 @@ from typing import Any
 import typer
 
 from tenuto.cli.console import out, print_json, progress, say
-from tenuto.cli.generate import block_length_for, check_device
+from tenuto.cli.generate import check_device
 from tenuto.errors import UsageError
 from tenuto.files import check_writable
 from tenuto.measure.check import Check, check, safe_alternative
 from tenuto.models import Model, load
 from tenuto.report.maps import save_errors_png
+from tenuto.samplers.masked import block_length_for
 from tenuto.schedules import Schedule, load_schedule
 
 CAPTIONS = ("a red car", "a horse", "a ship", "a dog")

@@ -166,7 +166,7 @@ def _pipeline_pictures(request: Request, schedule: Schedule | None, device: torc
 
 
 def _text(request: Request, model: Model, schedule: Schedule | None) -> None:
-    from tenuto.samplers.masked import MaskedSampling, generate_text
+    from tenuto.samplers.masked import MaskedSampling, block_length_for, generate_text
 
     if request.classes:
         raise UsageError(f"{model.name} writes text and knows no classes: --class is not for it.")
@@ -215,12 +215,6 @@ def _text(request: Request, model: Model, schedule: Schedule | None) -> None:
     for one in written:
         out.print(f"[dim]{escape(one['prompt'])}[/]{escape(one['text'])}", soft_wrap=True)
     say(f"{len(written)} text(s) of at most {length} tokens, {_how(schedule, steps, seconds)}")
-
-
-def block_length_for(length: int, schedule: Schedule | None) -> int:
-    """As many blocks as the schedule was made for; else one."""
-    blocks = 1 if schedule is None else schedule.policy.get("blocks", 1)
-    return length // blocks if isinstance(blocks, int) and blocks > 0 and length % blocks == 0 else length
 
 
 def _output(request: Request) -> Path:

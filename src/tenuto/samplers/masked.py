@@ -77,6 +77,12 @@ class MaskedSampling:
         return tuple(share + (step < remainder) for step in range(steps))
 
 
+def block_length_for(length: int, schedule: Schedule | None) -> int:
+    """As many blocks as the schedule was made for; else one."""
+    blocks = 1 if schedule is None else schedule.policy.get("blocks", 1)
+    return length // blocks if isinstance(blocks, int) and blocks > 0 and length % blocks == 0 else length
+
+
 @dataclass(frozen=True)
 class Written:
     """What one step wrote. The tensors are on the model's device: reading them waits for it, passing them on does not.
