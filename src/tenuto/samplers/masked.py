@@ -120,10 +120,11 @@ def generate_tokens(
     stream = write_tokens(model, prompts, sampling=sampling or MaskedSampling(**options), batch=batch)
     while True:
         try:
-            progress(len(next(stream).tokens))
+            written = next(stream)
         except StopIteration as end:
-            written: Tensor = end.value
-            return written
+            tokens: Tensor = end.value
+            return tokens
+        progress(len(written.tokens))
 
 
 def write_tokens(
@@ -388,6 +389,8 @@ def generate_text(
     **options: Any,
 ) -> list[str]:
     """What a language model writes after each prompt; `options` are fields of `MaskedSampling`."""
+    if sampling is None:
+        options.setdefault("remasking", model.architecture.remasking)
     tokens = generate_tokens(
         executor_for(model.network, fitting(model, schedule), mode, compiled),
         encoded(model, prompts, chat),
