@@ -206,7 +206,7 @@ def test_shares_are_even_and_the_remainder_comes_first() -> None:
         ({"steps": 0}, "steps must be at least 1"),
         ({"temperature": -1.0}, "temperature"),
         ({"guidance": float("nan")}, "Guidance"),
-        ({"remasking": "high_confidence"}, "low_confidence, random"),
+        ({"remasking": "high_confidence"}, "low_confidence, margin, entropy, random"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], message: str) -> None:

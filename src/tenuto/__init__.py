@@ -34,6 +34,7 @@ _HOMES = {
     "load_scores": "tenuto.scores",
     "TenutoError": "tenuto.errors",
 }
+_MODULES = ("llada",)  # tenuto.llada is there without being imported
 __all__ = [
     "MaskedSampling",
     "Model",
@@ -47,6 +48,7 @@ __all__ = [
     "enable",
     "generate",
     "generate_text",
+    "llada",
     "load",
     "load_schedule",
     "load_scores",
@@ -58,6 +60,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from tenuto import llada
     from tenuto.api import schedule, score
     from tenuto.errors import TenutoError
     from tenuto.integrations.enable import accelerated, disable, enable, summary
@@ -75,6 +78,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"tenuto.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'tenuto' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)

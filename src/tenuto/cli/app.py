@@ -298,6 +298,43 @@ def generate(
     )
 
 
+@app.command(
+    epilog="Example: tenuto chat tiny-llada --length 16"
+    ' · tenuto chat tiny-llada --prompt "close: ([{ ->" --length 8 --budget 0.25'
+)
+def chat(
+    model: Annotated[str, typer.Argument(help=MODEL)],
+    prompt: Annotated[str | None, typer.Option(help="Answer this and end.")] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Share of unit-steps to compute. Default: 0.5; /full computes all.")
+    ] = None,
+    speedup: Annotated[
+        float | None, typer.Option(help="How many times as fast as full inference it should be; instead of a budget.")
+    ] = None,
+    schedule: Annotated[Path | None, typer.Option(help="A schedule file, instead of a budget.")] = None,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 64,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Network evaluations. Default: the schedule's, else one a token.")
+    ] = None,
+    block_length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens finished before the next are begun. Default: the schedule's, else 32."),
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    top_p: Annotated[
+        float, typer.Option(help="Choose among the likeliest tokens that together are as likely as this.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, max=2**53, help="Of each answer.")] = 0,
+    device: Device = "cpu",
+) -> None:
+    """Talk with a language model, and see its answers being written. Lines are read from a pipe, too."""
+    from tenuto.cli.chat import run
+
+    options = {"length": length, "steps": steps, "block_length": block_length}
+    sampling = {"temperature": temperature, "top_p": top_p, "seed": seed}
+    run(model, prompt, budget, speedup, schedule, device, **options, **sampling)
+
+
 @app.command(epilog="Example: tenuto check tiny-dit --schedule schedule.json --png errors.png")
 def check(
     model: Annotated[str, typer.Argument(help=MODEL)],

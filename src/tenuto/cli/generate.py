@@ -181,6 +181,7 @@ def _text(request: Request, model: Model, schedule: Schedule | None) -> None:
         block_length=block_length_for(length, schedule) if request.block_length is None else request.block_length,
         temperature=request.temperature or 0.0,
         guidance=model.architecture.guidance if request.guidance is None else request.guidance,
+        remasking=model.architecture.remasking,
     )
     if request.output is not None:
         check_writable(request.output / "text.txt")

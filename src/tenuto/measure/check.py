@@ -155,7 +155,7 @@ def _sample(
 ) -> Tensor:
     asks_for = model.architecture.asks_for
     if asks_for == "prompt":
-        sampling = MaskedSampling(steps=steps, seed=seed, **options)
+        sampling = MaskedSampling(steps=steps, seed=seed, remasking=model.architecture.remasking, **options)
         prompts = [model.tokenizer.encode(prompt, False) for prompt in wanted]
         return generate_tokens(executor, prompts, sampling=sampling, progress=progress)
     return generate(

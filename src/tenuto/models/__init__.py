@@ -29,6 +29,7 @@ from tenuto.units import Unit
 
 ARCHITECTURES = {
     "llada": "tenuto.models.llada",
+    "dream": "tenuto.models.dream",
     "dit": "tenuto.models.dit",
     "dit-diffusers": "tenuto.models.dit_diffusers",
     "uvit": "tenuto.models.uvit",
@@ -37,7 +38,7 @@ ARCHITECTURES = {
 SHIPPED = ("tiny-llada", "tiny-dit", "tiny-uvit", "tiny-sdxl")
 PACKAGE = Path(str(resources.files("tenuto")))
 HUB_FILES = ("{}config.json", "{}*.safetensors", "{}*.safetensors.index*.json")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt")
 
 
 def architecture(name: str) -> Architecture:
@@ -212,12 +213,12 @@ def _family(checkpoint: Checkpoint) -> Architecture:
     if checkpoint.config is not None:
         kind, class_name = checkpoint.config.get("model_type"), checkpoint.config.get("_class_name")
         if isinstance(kind, str):
-            if kind not in ARCHITECTURES:
+            if kind.lower() not in ARCHITECTURES:  # published configs of Dream write it large
                 raise CheckpointError(
                     f"The config.json of {checkpoint.path} says model_type {kind!r}; known are "
                     f"{', '.join(ARCHITECTURES)}."
                 )
-            return architecture(kind)
+            return architecture(kind.lower())
         for family in map(architecture, ARCHITECTURES):
             if class_name in family.class_names:
                 return family

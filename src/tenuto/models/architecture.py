@@ -66,6 +66,7 @@ class Architecture:
     guidance: float  # by default
     held_time: float  # share of an evaluation's time that is left when everything is held (benchmarks/ladder.py)
     noise: NoiseLevels | None = None  # of image models
+    remasking: Literal["low_confidence", "margin", "entropy", "random"] = "low_confidence"  # of language models
     class_names: tuple[str, ...] = ()  # `_class_name` in a diffusers config.json
     read_config: Callable[[Mapping[str, Any]], Any] | None = None  # config.json -> config; None: its own fields
     # (shapes of a file, config) -> the file's name of each of the network's tensors

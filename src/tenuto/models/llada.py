@@ -1,23 +1,17 @@
 """LLaDA (Nie et al., "Large Language Diffusion Models"): a masked diffusion language model.
 
-Parameter names are those of the published checkpoints. Both residual additions of a block go through the seam. There
-is no timestep: the network sees how far it is from the number of masks left.
+Parameter names are those of the published checkpoints.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from functools import partial
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from tenuto.compilation import at_once, branch_function
 from tenuto.models.architecture import Architecture, ConfigError, config_from_fields
-from tenuto.residual import Deferred, Residual, plain
-from tenuto.rows import Keys, places_of, take
-from tenuto.units import Component, Matrix, Unit
+from tenuto.models.language import Block, LanguageNetwork, RMSNorm, block_units, check_language_config, own_fields
+from tenuto.units import Unit
 
 
 @dataclass(frozen=True)
@@ -39,23 +33,11 @@ class LLaDAConfig:
     weight_tying: bool = False
 
     def __post_init__(self) -> None:
-        sizes = ("d_model", "n_layers", "n_heads", "n_kv_heads", "mlp_hidden_size", "vocab_size", "max_sequence_length")
-        for name in sizes:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.d_model % (2 * self.n_heads):
-            raise ConfigError(f"d_model {self.d_model} does not give each of {self.n_heads} heads an even width")
-        if self.n_heads % self.n_kv_heads:
-            raise ConfigError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}")
+        if self.vocab_size < 1:
+            raise ConfigError(f"vocab_size must be at least 1, not {self.vocab_size}")
         if self.embedding_size < self.vocab_size:
             raise ConfigError(f"embedding_size {self.embedding_size} is less than vocab_size {self.vocab_size}")
-        for name in ("mask_token_id", "eos_token_id"):
-            if not 0 <= getattr(self, name) < self.embedding_size:
-                raise ConfigError(f"{name} {getattr(self, name)} is none of the {self.embedding_size} tokens")
-        if self.mask_token_id == self.eos_token_id:
-            raise ConfigError(f"mask_token_id and eos_token_id are both {self.mask_token_id}")
-        if not (self.rope_theta > 0 and self.rms_norm_eps > 0):
-            raise ConfigError("rope_theta and rms_norm_eps must be positive")
+        check_language_config(self)
         if self.weight_tying:
             raise ConfigError("weight_tying is true, but only a separate head (weight_tying false) is implemented")
 
@@ -93,14 +75,7 @@ WITHOUT_EFFECT = (
 
 def from_published(values: Mapping[str, Any]) -> LLaDAConfig:
     """The config that a published config.json describes, or an error naming what in it is not implemented."""
-    names = {field.name for field in fields(LLaDAConfig)}
-    known = names.union(IMPLEMENTED, WITHOUT_EFFECT.split())
-    if unknown := [key for key in values if key not in known and not key.startswith("_")]:
-        raise ConfigError(f"it has unknown argument(s) {', '.join(unknown)}")
-    for key, accepted in IMPLEMENTED.items():
-        if key in values and values[key] not in accepted:
-            raise ConfigError(f"{key} is {values[key]!r}, but only {accepted[0]!r} is implemented")
-    given = {key: value for key, value in values.items() if key in names}
+    given = own_fields(LLaDAConfig, values, IMPLEMENTED, WITHOUT_EFFECT)
     # Null in a published config means "as the other one".
     if given.get("n_kv_heads", 0) is None:
         given["n_kv_heads"] = given.get("n_heads", LLaDAConfig.n_heads)
@@ -111,39 +86,9 @@ def from_published(values: Mapping[str, Any]) -> LLaDAConfig:
     return config_from_fields(LLaDAConfig, given)
 
 
-Memory = tuple[Keys, Tensor | None] | None
-
-
-class RMSNorm(nn.Module):
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()  # in bfloat16 the mean of squares would lose most of its digits
-        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
-
-
-def rotary_angles(places: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines for tokens at these places, [B or 1, N] -> each [B or 1, 1, N, head_dim / 2], in float32."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=places.device) / head_dim
-    angles = places[:, None, :, None] * (1.0 / theta**exponents)
-    return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding, channel i paired with channel i + head_dim / 2."""
-    a, b = x.float().chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
-
-
-class LLaDABlock(nn.Module):
-    """Attention to every token, before and after, and a SwiGLU MLP; each normalised first."""
-
+class LLaDABlock(Block):
     def __init__(self, name: str, config: LLaDAConfig) -> None:
-        super().__init__()
-        self.name, self.config = name, config
+        super().__init__(name, config)
         width, hidden, kv_width = config.d_model, config.mlp_hidden_size, config.n_kv_heads * config.head_dim
         self.attn_norm = RMSNorm(width, config.rms_norm_eps)
         self.q_proj = nn.Linear(width, width, bias=False)
@@ -155,125 +100,22 @@ class LLaDABlock(nn.Module):
         self.up_proj = nn.Linear(width, hidden, bias=False)
         self.ff_out = nn.Linear(hidden, width, bias=False)
 
-    def forward(
-        self, x: Tensor, rope: Deferred, mask: Tensor | None, residual: Residual, memory: Memory = None
-    ) -> Tensor:
-        if memory is None:
-            attend = partial(self.attend, x)
-            h = residual(f"{self.name}.attn", x, lambda rows=None: attend(rope[0], rope[1], mask, *_given(rows)))
-        else:
-            h = residual(f"{self.name}.attn", x, lambda: self.remember(x, rope[0], rope[1], mask, *memory))
-        return residual(f"{self.name}.mlp", h, lambda rows=None: self.feed(h if rows is None else take(h, rows)))
 
-    @branch_function
-    def attend(
-        self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor | None, rows: Tensor | None = None
-    ) -> Tensor:
-        """What every token, or those in rows [B, P], find among all."""
-        x = self.attn_norm(x)
-        asking = x if rows is None else take(x, rows)
-        projected = (self.q_proj(asking), self.k_proj(x), self.v_proj(x))
-        q, k, v = (y.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2) for y in projected)  # [B, heads, N, d_h]
-        k = rotate(k, cosines, sines)
-        if rows is not None:
-            cosines, sines = (take(a[:, 0].expand(len(rows), -1, -1), rows)[:, None] for a in (cosines, sines))
-        return self._combined(rotate(q, cosines, sines), k, v, mask)
-
-    def remember(
-        self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor | None, keys: Keys, rows: Tensor | None
-    ) -> Tensor:
-        """Attention whose keys and values are kept; of x at rows only, if there are any, to all that is kept."""
-        q, k, v = at_once(self.project, x, cosines, sines)
-        if rows is None:
-            keys.write(self.name, k, v)
-        else:
-            k, v = keys.update(self.name, rows, k, v)
-        return self.combine(q, k, v, mask)
-
-    @branch_function
-    def project(self, x: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x = self.attn_norm(x)
-        projected = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
-        q, k, v = (y.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2) for y in projected)
-        return rotate(q, cosines, sines), rotate(k, cosines, sines), v
-
-    @branch_function
-    def combine(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        return self._combined(q, k, v, mask)
-
-    def _combined(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        if (shared := self.config.n_heads // self.config.n_kv_heads) > 1:
-            k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
-        return self.attn_out(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
-
-    @branch_function
-    def feed(self, x: Tensor) -> Tensor:
-        x = self.ff_norm(x)
-        return self.ff_out(F.silu(self.ff_proj(x)) * self.up_proj(x))
-
-
-def _given(rows: Tensor | None) -> tuple[Tensor, ...]:
-    return () if rows is None else (rows,)
-
-
-class Transformer(nn.Module):
+class LLaDA(LanguageNetwork):
     def __init__(self, config: LLaDAConfig) -> None:
         super().__init__()
         self.config = config
-        self.wte = nn.Embedding(config.embedding_size, config.d_model)
-        self.blocks = nn.ModuleList(LLaDABlock(f"blocks.{i}", config) for i in range(config.n_layers))
-        self.ln_f = RMSNorm(config.d_model, config.rms_norm_eps)
-        self.ff_out = nn.Linear(config.d_model, config.embedding_size, bias=False)
+        parts = {
+            "wte": nn.Embedding(config.embedding_size, config.d_model),
+            "blocks": nn.ModuleList(LLaDABlock(f"blocks.{i}", config) for i in range(config.n_layers)),
+            "ln_f": RMSNorm(config.d_model, config.rms_norm_eps),
+            "ff_out": nn.Linear(config.d_model, config.embedding_size, bias=False),
+        }
+        self.model = nn.ModuleDict({"transformer": nn.ModuleDict(parts)})
 
-    def forward(
-        self,
-        tokens: Tensor,
-        residual: Residual,
-        attention_mask: Tensor | None,
-        positions: Tensor | None,
-        memory: Memory = None,
-    ) -> Tensor:
-        if attention_mask is None:
-            mask, places = None, torch.arange(tokens.shape[1], device=tokens.device)[None]
-        else:
-            mask = attention_mask[:, None, None, :]  # every query may look at the same real keys
-            places = (attention_mask.cumsum(1) - 1).clamp(min=0)  # counted from each row's first real token
-        if positions is not None and positions.dim() == 1:
-            positions = positions.expand(len(tokens), -1)
-        if memory is not None and (rows := memory[1]) is not None:
-            tokens, places = tokens.gather(1, rows), places.expand(len(rows), -1).gather(1, rows)
-            positions = None if positions is None else places_of(positions, rows)
-        rope = Deferred(lambda: rotary_angles(places, self.config.head_dim, self.config.rope_theta))
-        h = self.wte(tokens)
-        for block in self.blocks:
-            h = block(h, rope, mask, residual, memory)
-        if positions is not None:
-            h = take(h, positions)
-        return self.ff_out(self.ln_f(h))
-
-
-class LLaDA(nn.Module):
-    def __init__(self, config: LLaDAConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.model = nn.ModuleDict({"transformer": Transformer(config)})
-
-    def forward(
-        self,
-        tokens: Tensor,
-        residual: Residual = plain,
-        attention_mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        memory: Memory = None,
-    ) -> Tensor:
-        """tokens [B, N] -> logits [B, N, embedding_size], or [B, P, embedding_size] for P positions.
-
-        attention_mask  bool [B, N], True at real tokens; for prompts padded on the left. None: all are real
-        positions       int [P] or [B, P]: where logits are wanted, in all rows or in each. None: everywhere
-        memory          (keys, rows): keys and values are kept there. If rows [B, R] are given, only tokens there are
-                        looked at, with what was kept of all others
-        """
-        return self.model["transformer"](tokens, residual, attention_mask, positions, memory)
+    def parts(self) -> tuple[Any, Iterable[Any], Any, Any]:
+        inner: Any = self.model["transformer"]
+        return inner["wte"], inner["blocks"], inner["ln_f"], inner["ff_out"]
 
     def initialize_weights(self) -> None:
         """For training from scratch: small normal weights, those that write to the stream smaller with depth."""
@@ -285,30 +127,14 @@ class LLaDA(nn.Module):
                 nn.init.ones_(parameter)
 
 
+LAYERS = {
+    **{"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "attn_out"},
+    **{"gate": "ff_proj", "up": "up_proj", "down": "ff_out"},
+}
+
+
 def units(config: LLaDAConfig) -> tuple[Unit, ...]:
-    """Costs are of one sequence of max_sequence_length tokens; the head is no residual branch and no unit."""
-    n, d, hidden = config.max_sequence_length, config.d_model, config.mlp_hidden_size
-    attention_flops = 2 * n * d * 2 * (d + config.n_kv_heads * config.head_dim) + 4 * n * n * d
-    mlp_flops = 2 * n * d * 3 * hidden
-    result = []
-    for i in range(config.n_layers):
-        block = f"model.transformer.blocks.{i}"
-        projections = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "attn_out"}
-        attention = Component(
-            "attention",
-            {role: Matrix.whole(f"{block}.{layer}.weight") for role, layer in projections.items()},
-            head_dim=config.head_dim,
-        )
-        mlp = Component(
-            "mlp",
-            {
-                "w1": Matrix.whole(f"{block}.ff_proj.weight", f"{block}.up_proj.weight"),
-                "w2": Matrix.whole(f"{block}.ff_out.weight"),
-            },
-        )
-        result.append(Unit(f"blocks.{i}.attn", (attention,), attention_flops))
-        result.append(Unit(f"blocks.{i}.mlp", (mlp,), mlp_flops))
-    return tuple(result)
+    return block_units(config, "blocks", "model.transformer.blocks", LAYERS)
 
 
 def infer_config(shapes: Mapping[str, tuple[int, ...]]) -> LLaDAConfig:

@@ -1,10 +1,12 @@
-"""Text from masks: the sampling loop of masked diffusion language models, block after block (LLaDA's `generate`).
+"""Text from masks: the sampling loop of masked diffusion language models, block after block.
+
+It is LLaDA's `generate`, with the rules of Dream's `diffusion_generate` by which tokens are kept.
 
 Within a block every step is one network evaluation that writes a number of tokens known ahead, so nothing in it
 waits for the device: no value is read back, and every shape is fixed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -14,10 +16,12 @@ from torch import Tensor, nn
 from tenuto.errors import UsageError
 from tenuto.executor import Executor, Mode, executor_for
 from tenuto.models import Model
-from tenuto.models.llada import LLaDA, LLaDAConfig
+from tenuto.models.language import LanguageConfig, LanguageNetwork
 from tenuto.schedules import Schedule
 
-Remasking = Literal["low_confidence", "random"]
+# Which of the tokens predicted at a step are kept: the likeliest; those furthest before the second likeliest
+# (Dream's topk_margin); those of the distributions with the least entropy; any.
+Remasking = Literal["low_confidence", "margin", "entropy", "random"]
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,10 @@ class MaskedSampling:
     block_length: int = 32  # tokens finished before the next ones are begun
     temperature: float = 0.0  # 0: the likeliest token
     guidance: float = 0.0  # w in l_null + (w + 1) (l_prompt − l_null); 0 means none, and costs half
-    remasking: Remasking = "low_confidence"  # which of the tokens predicted at a step are kept
+    remasking: Remasking = "low_confidence"
     seed: int = 0  # of the first row; each next one's is one more
     stop_at_eos: bool = True  # end when every row has ended; looked at between blocks only
+    top_p: float = 1.0  # only the likeliest tokens that together are as likely as this
 
     def __post_init__(self) -> None:
         for name in ("steps", "length", "block_length"):
@@ -53,6 +58,8 @@ class MaskedSampling:
             )
         if not self.temperature >= 0:
             raise UsageError(f"The temperature must not be negative, and {self.temperature} is.")
+        if not 0 < self.top_p <= 1:
+            raise UsageError(f"top_p lies above 0 and is at most 1, not {self.top_p}.")
         if not self.guidance >= 0:
             raise UsageError(f"Guidance must not be negative, and {self.guidance} is.")
         if self.remasking not in get_args(Remasking):
@@ -76,8 +83,21 @@ def block_length_for(length: int, schedule: Schedule | None) -> int:
     return length // blocks if isinstance(blocks, int) and blocks > 0 and length % blocks == 0 else length
 
 
+@dataclass(frozen=True)
+class Written:
+    """What one step wrote. The tensors are on the model's device: reading them waits for it, passing them on does not.
+
+    positions, tokens  [B, count]; positions are counted from the end of each prompt
+    first              the number of the batch's first prompt
+    """
+
+    positions: Tensor
+    tokens: Tensor
+    first: int
+
+
 def generate_tokens(
-    model: LLaDA | Executor,
+    model: LanguageNetwork | Executor,
     prompts: Sequence[Sequence[int]],
     *,
     sampling: MaskedSampling | None = None,
@@ -97,14 +117,35 @@ def generate_tokens(
     """
     if sampling is not None and options:
         raise UsageError("Give `sampling` or its fields, not both.")
-    sampling = sampling or MaskedSampling(**options)
+    stream = write_tokens(model, prompts, sampling=sampling or MaskedSampling(**options), batch=batch)
+    while True:
+        try:
+            written = next(stream)
+        except StopIteration as end:
+            tokens: Tensor = end.value
+            return tokens
+        progress(len(written.tokens))
+
+
+def write_tokens(
+    model: LanguageNetwork | Executor,
+    prompts: Sequence[Sequence[int]],
+    *,
+    sampling: MaskedSampling,
+    batch: int = 16,
+    pad_to: int = 1,
+) -> Generator[Written, None, Tensor]:
+    """`generate_tokens` step by step: yields what each step wrote, and returns what that returns.
+
+    pad_to  prompts are padded to a multiple of so many tokens: graphs recorded for one then serve others
+    """
     executor = Executor(model) if isinstance(model, nn.Module) else model
-    config: LLaDAConfig = executor.network.config  # type: ignore[attr-defined]
+    config: LanguageConfig = executor.network.config  # type: ignore[attr-defined]
     _check_request(config, executor, prompts, sampling, batch)
     rows = []
     for start in range(0, len(prompts), batch):
         chunk = prompts[start : start + batch]
-        rows.append(_write_batch(executor, config, chunk, sampling, sampling.seed + start, progress).cpu())
+        rows.append((yield from _write_batch(executor, config, chunk, sampling, start, pad_to)).cpu())
     written = torch.cat(rows)
     return _ended(written, config.eos_token_id) if sampling.stop_at_eos else written
 
@@ -112,23 +153,26 @@ def generate_tokens(
 @torch.inference_mode()
 def _write_batch(
     executor: Executor,
-    config: LLaDAConfig,
+    config: LanguageConfig,
     prompts: Sequence[Sequence[int]],
     sampling: MaskedSampling,
-    seed: int,
-    progress: Callable[[int], object],
-) -> Tensor:
-    device = next(executor.network.parameters()).device  # type: ignore[attr-defined]
-    tokens, real = (part.to(device) for part in _padded(prompts, sampling.length, config))
+    start: int,
+    pad_to: int,
+) -> Generator[Written, None, Tensor]:
+    network: Any = executor.network
+    device = next(network.parameters()).device
+    tokens, real = (part.to(device) for part in _padded(prompts, sampling.length, config, pad_to))
     width = tokens.shape[1] - sampling.length  # of the prompts
-    padded = any(len(prompt) < width for prompt in prompts)
+    padded = pad_to > 1 or any(len(prompt) < width for prompt in prompts)
     mask = real if padded else None
     if sampling.guidance and padded:
         mask = torch.cat([real, real])
-    generators = [torch.Generator().manual_seed(seed + row) for row in range(len(prompts))]
+    generators = [torch.Generator().manual_seed(sampling.seed + start + row) for row in range(len(prompts))]
     evaluate, recorded = executor.start(), executor.captures(device)
     whole = torch.arange(sampling.block_length, device=device).expand(len(prompts), -1)
-    rows = None if executor.schedule is None else RowsOf(executor.schedule, sampling, width, len(prompts), device)
+    rows = None
+    if executor.schedule is not None:
+        rows = RowsOf(executor.schedule, sampling, width, len(prompts), device, getattr(network, "shift", 0))
     for first in range(width, tokens.shape[1], sampling.block_length):
         last = first + sampling.block_length
         # The one place where the host waits for the device.
@@ -157,15 +201,16 @@ def _write_batch(
                 logits = unseeing + (sampling.guidance + 1) * (seeing - unseeing)
             if recorded:
                 logits = logits.gather(1, places[:, :, None].expand(-1, -1, logits.shape[-1]))
+            logits = nucleus(logits, sampling)
             guesses = choose_tokens(logits, sampling, config.mask_token_id, generators, places)
             confidence = confidences(logits, guesses, sampling, generators, places)
             chosen = most_confident(confidence, count)
-            at = first + places.gather(1, chosen)
-            tokens.scatter_(1, at, guesses.gather(1, chosen))
+            at, new = first + places.gather(1, chosen), guesses.gather(1, chosen)
+            tokens.scatter_(1, at, new)
             if rows is not None:
                 rows.wrote(at)
             left -= count
-            progress(len(prompts))
+            yield Written(at - width, new, start)
     return tokens[:, width:]
 
 
@@ -173,8 +218,15 @@ class RowsOf:
     """Which positions held units are computed at: as many at each step, so that shapes are known ahead."""
 
     def __init__(
-        self, schedule: Schedule, sampling: MaskedSampling, width: int, batch: int, device: torch.device
+        self,
+        schedule: Schedule,
+        sampling: MaskedSampling,
+        width: int,
+        batch: int,
+        device: torch.device,
+        shift: int = 0,
     ) -> None:
+        """shift: how many positions before a token its prediction is made; those before a block belong to it."""
         self.kind, self.full = schedule.rows, schedule.full_steps.tolist()
         self.wanted = self.kind != "none"
         self.step = 0
@@ -191,15 +243,15 @@ class RowsOf:
             self._count = max(self._count, written)
             written += count
         self._written: list[Tensor] = []  # since the last full step
-        self._block = torch.arange(sampling.block_length, device=device).expand(batch, -1)
-        self._all = width + torch.arange(sampling.length, device=device).expand(batch, -1)
+        self._block = torch.arange(-shift, sampling.block_length, device=device).expand(batch, -1)
+        self._all = (width + torch.arange(-shift, sampling.length, device=device)).clamp(min=0).expand(batch, -1)
 
     def next(self, first: int) -> Tensor:
         """Those of the coming step, [B, P]; `first` is where its block begins."""
         if self.full[self.step]:
             self._written = []
         if self.kind == "block":
-            return first + self._block
+            return (first + self._block).clamp(min=0)
         if self.kind == "generated":
             return self._all
         if not self._written:
@@ -211,6 +263,16 @@ class RowsOf:
         """The step is over, and wrote these."""
         self._written.append(rows)
         self.step += 1
+
+
+def nucleus(logits: Tensor, sampling: MaskedSampling) -> Tensor:
+    """The likeliest tokens that together are as likely as top_p, at the temperature; the others are impossible."""
+    if sampling.top_p == 1:
+        return logits
+    ordered, order = logits.sort(dim=-1, descending=True)
+    likely = (ordered / (sampling.temperature or 1.0)).softmax(-1)
+    before = likely.cumsum(-1) - likely  # how likely those before each are
+    return torch.empty_like(logits).scatter_(-1, order, ordered.masked_fill(before >= sampling.top_p, float("-inf")))
 
 
 def choose_tokens(
@@ -235,10 +297,19 @@ def choose_tokens(
 def confidences(
     logits: Tensor, guesses: Tensor, sampling: MaskedSampling, generators: Sequence[torch.Generator], places: Tensor
 ) -> Tensor:
-    """[B, P]: the probability of each guess, or chance."""
+    """[B, P]: how sure each guess is, or chance.
+
+    As published, LLaDA's rule does not know the temperature, and Dream's (margin, entropy) do.
+    """
     if sampling.remasking == "random":
         return _draw(generators, (sampling.block_length,), torch.float32, logits.device).gather(1, places)
-    return logits.softmax(-1).gather(-1, guesses[..., None])[..., 0]
+    if sampling.remasking == "low_confidence":
+        return logits.softmax(-1).gather(-1, guesses[..., None])[..., 0]
+    likely = (logits / (sampling.temperature or 1.0)).softmax(-1)
+    if sampling.remasking == "entropy":
+        return (likely * (likely + 1e-10).log()).sum(-1)
+    best, second = likely.topk(2, dim=-1).values.unbind(-1)
+    return best - second
 
 
 def most_confident(confidence: Tensor, count: int) -> Tensor:
@@ -247,9 +318,11 @@ def most_confident(confidence: Tensor, count: int) -> Tensor:
     return confidence.sort(dim=1, descending=True, stable=True).indices[:, :count]
 
 
-def _padded(prompts: Sequence[Sequence[int]], length: int, config: LLaDAConfig) -> tuple[Tensor, Tensor]:
+def _padded(
+    prompts: Sequence[Sequence[int]], length: int, config: LanguageConfig, pad_to: int
+) -> tuple[Tensor, Tensor]:
     """Prompts aligned at their ends with `length` masks behind them, and which tokens are no padding: each [B, N]."""
-    width = max(len(prompt) for prompt in prompts)
+    width = -(-max(len(prompt) for prompt in prompts) // pad_to) * pad_to
     tokens = torch.full((len(prompts), width + length), config.mask_token_id)
     real = torch.ones_like(tokens, dtype=torch.bool)
     for row, prompt in enumerate(prompts):
@@ -277,7 +350,7 @@ def _ended(written: Tensor, eos_token: int) -> Tensor:
 
 
 def _check_request(
-    config: LLaDAConfig,
+    config: LanguageConfig,
     executor: Executor,
     prompts: Sequence[Sequence[int]],
     sampling: MaskedSampling,
@@ -316,18 +389,30 @@ def generate_text(
     **options: Any,
 ) -> list[str]:
     """What a language model writes after each prompt; `options` are fields of `MaskedSampling`."""
-    if model.architecture.asks_for != "prompt":
-        raise UsageError(f"{model.name} draws, it does not write; use generate.")
-    if isinstance(prompts, str):
-        raise UsageError(f"Prompts are a list: give [{prompts!r}].")
-    if schedule is not None:
-        schedule.check_fits([unit.name for unit in model.units], model.fingerprints, model.name)
+    if sampling is None:
+        options.setdefault("remasking", model.architecture.remasking)
     tokens = generate_tokens(
-        executor_for(model.network, schedule, mode, compiled),
-        [model.tokenizer.encode(prompt, chat) for prompt in prompts],
+        executor_for(model.network, fitting(model, schedule), mode, compiled),
+        encoded(model, prompts, chat),
         sampling=sampling,
         batch=batch,
         progress=progress,
         **options,
     )
     return [model.tokenizer.decode(row) for row in tokens.tolist()]
+
+
+def encoded(model: Model, prompts: Sequence[Any], chat: bool = False) -> list[list[int]]:
+    """The tokens of texts, or with `chat` of what a user says; a conversation is a list of messages."""
+    if model.architecture.asks_for != "prompt":
+        raise UsageError(f"{model.name} draws, it does not write; use generate.")
+    if isinstance(prompts, str):
+        raise UsageError(f"Prompts are a list: give [{prompts!r}].")
+    return [model.tokenizer.encode(prompt, chat) for prompt in prompts]
+
+
+def fitting(model: Model, schedule: Schedule | None) -> Schedule | None:
+    """The schedule, which must be this model's."""
+    if schedule is not None:
+        schedule.check_fits([unit.name for unit in model.units], model.fingerprints, model.name)
+    return schedule

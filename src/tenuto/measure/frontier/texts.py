@@ -211,7 +211,8 @@ def flop_share(case: Texts, schedule: Schedule, prompt: int) -> float:
 def _rows(case: Texts, schedule: Schedule) -> float:
     """How many positions of held units are computed at a step."""
     if schedule.rows in ("block", "generated"):
-        return case.block_length if schedule.rows == "block" else case.length
+        wanted = case.block_length if schedule.rows == "block" else case.length
+        return wanted + int(getattr(case.model.network, "shift", 0))  # and those before, that predict the first
     oldest = age = 0
     for full in schedule.full_steps:
         age = 0 if full else age + 1

@@ -1,0 +1,285 @@
+"""What masked diffusion language models share: layers, the way through them, and how their units are listed.
+
+A family names its layers as its published checkpoints do, and says here which is which. Both residual additions of a
+block go through the seam. There is no timestep: the network sees how far it is from the number of masks left.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from functools import partial
+from typing import Any, ClassVar, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tenuto.compilation import at_once, branch_function
+from tenuto.models.architecture import ConfigError
+from tenuto.residual import Deferred, Residual, plain
+from tenuto.rows import Keys, places_of, take
+from tenuto.units import Component, Matrix, Unit
+
+Memory = tuple[Keys, Tensor | None] | None
+
+
+class LanguageConfig(Protocol):
+    """What the layers and the sampler read of a family's config, whatever its own names are."""
+
+    @property
+    def d_model(self) -> int: ...
+    @property
+    def n_layers(self) -> int: ...
+    @property
+    def n_heads(self) -> int: ...
+    @property
+    def n_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def mlp_hidden_size(self) -> int: ...
+    @property
+    def embedding_size(self) -> int: ...
+    @property
+    def max_sequence_length(self) -> int: ...
+    @property
+    def rope_theta(self) -> float: ...
+    @property
+    def rms_norm_eps(self) -> float: ...
+    @property
+    def mask_token_id(self) -> int: ...
+    @property
+    def eos_token_id(self) -> int: ...
+
+
+def check_language_config(config: LanguageConfig, own_names: Mapping[str, str] | None = None) -> None:
+    """Refuse what no network of this kind can have, in the config's own names where those differ."""
+
+    def called(name: str) -> str:
+        return (own_names or {}).get(name, name)
+
+    for name in ("d_model", "n_layers", "n_heads", "n_kv_heads", "mlp_hidden_size", "max_sequence_length"):
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{called(name)} must be at least 1, not {getattr(config, name)}")
+    if config.d_model % (2 * config.n_heads):
+        raise ConfigError(
+            f"{called('d_model')} {config.d_model} does not give each of {config.n_heads} heads an even width"
+        )
+    if config.n_heads % config.n_kv_heads:
+        heads, shared = called("n_heads"), called("n_kv_heads")
+        raise ConfigError(f"{heads} {config.n_heads} is not a multiple of {shared} {config.n_kv_heads}")
+    for name in ("mask_token_id", "eos_token_id"):
+        if not 0 <= getattr(config, name) < config.embedding_size:
+            raise ConfigError(f"{name} {getattr(config, name)} is none of the {config.embedding_size} tokens")
+    if config.mask_token_id == config.eos_token_id:
+        raise ConfigError(f"mask_token_id and eos_token_id are both {config.mask_token_id}")
+    if not (config.rope_theta > 0 and config.rms_norm_eps > 0):
+        raise ConfigError("rope_theta and rms_norm_eps must be positive")
+
+
+def own_fields(
+    config: type[Any], values: Mapping[str, Any], implemented: Mapping[str, tuple[Any, ...]], without_effect: str
+) -> dict[str, Any]:
+    """Of a published config.json the fields of a config class, or an error naming what in it is not implemented."""
+    names = {field.name for field in fields(config)}
+    known = names.union(implemented, without_effect.split())
+    if unknown := [key for key in values if key not in known and not key.startswith("_")]:
+        raise ConfigError(f"it has unknown argument(s) {', '.join(unknown)}")
+    for key, accepted in implemented.items():
+        if key in values and values[key] not in accepted:
+            raise ConfigError(f"{key} is {values[key]!r}, but only {accepted[0]!r} is implemented")
+    return {key: value for key, value in values.items() if key in names}
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()  # in bfloat16 the mean of squares would lose most of its digits
+        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+def rotary_angles(places: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines for tokens at these places, [B or 1, N] -> each [B or 1, 1, N, head_dim / 2], in float32."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=places.device) / head_dim
+    angles = places[:, None, :, None] * (1.0 / theta**exponents)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding, channel i paired with channel i + head_dim / 2."""
+    a, b = x.float().chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+
+
+class Block(nn.Module):
+    """Attention to every token, before and after, and a SwiGLU MLP; each normalised first.
+
+    A family has the layers named here, as attributes or as properties: attn_norm, q_proj, k_proj, v_proj and attn_out;
+    ff_norm, ff_proj (the gate), up_proj and ff_out.
+    """
+
+    attn_norm: Any
+    q_proj: Any
+    k_proj: Any
+    v_proj: Any
+    attn_out: Any
+    ff_norm: Any
+    ff_proj: Any
+    up_proj: Any
+    ff_out: Any
+
+    def __init__(self, name: str, config: LanguageConfig) -> None:
+        super().__init__()
+        self.name, self.head_dim = name, config.head_dim
+        self.shared = config.n_heads // config.n_kv_heads  # heads that ask the same keys
+
+    def forward(
+        self, x: Tensor, rope: Deferred, mask: Tensor | None, residual: Residual, memory: Memory = None
+    ) -> Tensor:
+        if memory is None:
+            attend = partial(self.attend, x)
+            h = residual(f"{self.name}.attn", x, lambda rows=None: attend(rope[0], rope[1], mask, *_given(rows)))
+        else:
+            h = residual(f"{self.name}.attn", x, lambda: self.remember(x, rope[0], rope[1], mask, *memory))
+        return residual(f"{self.name}.mlp", h, lambda rows=None: self.feed(h if rows is None else take(h, rows)))
+
+    @branch_function
+    def attend(
+        self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor | None, rows: Tensor | None = None
+    ) -> Tensor:
+        """What every token, or those in rows [B, P], find among all."""
+        x = self.attn_norm(x)
+        asking = x if rows is None else take(x, rows)
+        projected = (self.q_proj(asking), self.k_proj(x), self.v_proj(x))
+        q, k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in projected)  # [B, heads, N, d_h]
+        k = rotate(k, cosines, sines)
+        if rows is not None:
+            cosines, sines = (take(a[:, 0].expand(len(rows), -1, -1), rows)[:, None] for a in (cosines, sines))
+        return self._combined(rotate(q, cosines, sines), k, v, mask)
+
+    def remember(
+        self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor | None, keys: Keys, rows: Tensor | None
+    ) -> Tensor:
+        """Attention whose keys and values are kept; of x at rows only, if there are any, to all that is kept."""
+        q, k, v = at_once(self.project, x, cosines, sines)
+        if rows is None:
+            keys.write(self.name, k, v)
+        else:
+            k, v = keys.update(self.name, rows, k, v)
+        return self.combine(q, k, v, mask)
+
+    @branch_function
+    def project(self, x: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x = self.attn_norm(x)
+        projected = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        q, k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in projected)
+        return rotate(q, cosines, sines), rotate(k, cosines, sines), v
+
+    @branch_function
+    def combine(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return self._combined(q, k, v, mask)
+
+    def _combined(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if self.shared > 1:
+            k, v = k.repeat_interleave(self.shared, dim=1), v.repeat_interleave(self.shared, dim=1)
+        found: Tensor = self.attn_out(
+            F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+        )
+        return found
+
+    @branch_function
+    def feed(self, x: Tensor) -> Tensor:
+        x = self.ff_norm(x)
+        fed: Tensor = self.ff_out(F.silu(self.ff_proj(x)) * self.up_proj(x))
+        return fed
+
+
+def _given(rows: Tensor | None) -> tuple[Tensor, ...]:
+    return () if rows is None else (rows,)
+
+
+class LanguageNetwork(nn.Module):
+    """Tokens in, predictions of tokens out."""
+
+    shift: ClassVar[int] = 0  # how many positions before a token its prediction is made
+    config: LanguageConfig
+
+    def parts(self) -> tuple[Any, Iterable[Any], Any, Any]:
+        """The embedding, the blocks, the last norm and the head."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        tokens: Tensor,
+        residual: Residual = plain,
+        attention_mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        memory: Memory = None,
+    ) -> Tensor:
+        """tokens [B, N] -> logits [B, N, embedding_size], or [B, P, embedding_size] for P positions.
+
+        attention_mask  bool [B, N], True at real tokens; for prompts padded on the left. None: all are real
+        positions       int [P] or [B, P]: whose tokens are to be predicted, in all rows or in each. None: all
+        memory          (keys, rows): keys and values are kept there. If rows [B, R] are given, only tokens there are
+                        looked at, with what was kept of all others; they hold where the predictions are made
+        """
+        embedding, blocks, norm, head = self.parts()
+        rows = None if memory is None else memory[1]
+        if attention_mask is None:
+            mask, places = None, torch.arange(tokens.shape[1], device=tokens.device)[None]
+        else:
+            mask = attention_mask[:, None, None, :]  # every query may look at the same real keys
+            places = (attention_mask.cumsum(1) - 1).clamp(min=0)  # counted from each row's first real token
+        made = self._made_at(positions, tokens, attention_mask, rows)
+        if rows is not None:
+            tokens, places = tokens.gather(1, rows), places.expand(len(rows), -1).gather(1, rows)
+            made = None if made is None else places_of(made, rows)
+        rope = Deferred(lambda: rotary_angles(places, self.config.head_dim, self.config.rope_theta))
+        h = embedding(tokens)
+        for block in blocks:
+            h = block(h, rope, mask, residual, memory)
+        logits: Tensor = head(norm(h if made is None else take(h, made)))
+        return logits
+
+    def _made_at(
+        self, positions: Tensor | None, tokens: Tensor, attention_mask: Tensor | None, rows: Tensor | None
+    ) -> Tensor | None:
+        """Where predictions are made, [B, P]; None: everywhere, each at its own position."""
+        if positions is None and self.shift:
+            positions = torch.arange(tokens.shape[1], device=tokens.device) if rows is None else rows
+        if positions is None:
+            return None
+        if positions.dim() == 1:
+            positions = positions.expand(len(tokens), -1)
+        if not self.shift:
+            return positions
+        # Nothing stands before a row's first token: it is predicted where it is.
+        if attention_mask is None:
+            return (positions - self.shift).clamp(min=0)
+        return torch.maximum(positions - self.shift, attention_mask.to(torch.uint8).argmax(1, keepdim=True))
+
+
+def block_units(config: LanguageConfig, blocks: str, tensors: str, layers: Mapping[str, str]) -> tuple[Unit, ...]:
+    """The units of all blocks: each block's attention and its MLP. The head is no residual branch and no unit.
+
+    Costs are of one sequence of max_sequence_length tokens.
+
+    blocks   what units are called by: unit names are `{blocks}.0.attn`, `{blocks}.0.mlp`, …
+    tensors  where a checkpoint has the blocks
+    layers   the layers of a block there, by their roles: q, k, v, o, gate, up, down
+    """
+    n, d, hidden = config.max_sequence_length, config.d_model, config.mlp_hidden_size
+    attention_flops = 2 * n * d * 2 * (d + config.n_kv_heads * config.head_dim) + 4 * n * n * d
+    mlp_flops = 2 * n * d * 3 * hidden
+    result = []
+    for i in range(config.n_layers):
+        key = {role: f"{tensors}.{i}.{layer}.weight" for role, layer in layers.items()}
+        matrices = {role: Matrix.whole(key[role]) for role in "qkvo"}
+        attention = Component("attention", matrices, head_dim=config.head_dim)
+        mlp = Component("mlp", {"w1": Matrix.whole(key["gate"], key["up"]), "w2": Matrix.whole(key["down"])})
+        result.append(Unit(f"{blocks}.{i}.attn", (attention,), attention_flops))
+        result.append(Unit(f"{blocks}.{i}.mlp", (mlp,), mlp_flops))
+    return tuple(result)
