@@ -11,9 +11,7 @@ from tenuto.experiments import EXPERIMENTS, Experiment, Lab
 from tenuto.files import check_writable, read_json, write_json, write_text
 from tenuto.journal import Journal
 from tenuto.provenance import provenance
-from tenuto.report.experiments import draw, experiment_table, number, results_page
-
-PAGE = Path("docs") / "results.md"
+from tenuto.report.experiments import HEAD, cells, draw, experiment_table, results_page
 
 
 def run(
@@ -134,24 +132,12 @@ def _seen_from(folder: Path, page_folder: Path) -> str:
 def _html(records: list[dict[str, Any]], folder: Path, path: Path) -> None:
     from PIL import Image
 
-    from tenuto.report.experiments import HOLDS, interval
     from tenuto.report.page import Table, write_page
 
-    head = ("model", "quantity", "paper", "measured", "95 % interval", "holds")
     tables, pictures = [], []
     for record in records:
-        rows = [
-            (
-                row["model"],
-                row["quantity"],
-                number(row["paper"]),
-                number(row["measured"]),
-                interval(row),
-                HOLDS[row["holds"]],
-            )
-            for row in record["rows"]
-        ]
-        tables.append(Table(record["title"], head, rows, f"The paper: {record['claim']} Here: {record['verdict']}"))
+        rows = [cells(row) for row in record["rows"]]
+        tables.append(Table(record["title"], HEAD, rows, f"The paper: {record['claim']} Here: {record['verdict']}"))
         if record["figure"]:
             pictures.append((record["title"], Image.open(folder / f"{record['name']}.png")))
     made = records[0]["provenance"]
@@ -166,23 +152,14 @@ def _html(records: list[dict[str, Any]], folder: Path, path: Path) -> None:
 
 
 def _tell(record: dict[str, Any]) -> None:
+    from rich.table import Table
+
     out.print(f"[bold]{record['title']}[/]  ({record['where']})")
     out.print(f"The paper: {record['claim']}", markup=False)
     out.print(f"Here: {record['verdict']}", markup=False)
-    from rich.table import Table
-
     table = Table(box=None, pad_edge=False)
-    for column in ("model", "quantity", "paper", "measured", "interval", "holds"):
+    for column in HEAD:
         table.add_column(column, justify="right" if column in ("paper", "measured") else "left")
     for row in record["rows"]:
-        from tenuto.report.experiments import HOLDS, interval
-
-        table.add_row(
-            row["model"],
-            row["quantity"],
-            number(row["paper"]),
-            number(row["measured"]),
-            interval(row),
-            HOLDS[row["holds"]],
-        )
+        table.add_row(*cells(row))
     out.print(table)

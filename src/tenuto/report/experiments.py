@@ -20,6 +20,15 @@ def interval(row: Mapping[str, Any]) -> str:
     return "" if ends is None else f"{number(ends[0])} to {number(ends[1])}"
 
 
+HEAD = ("model", "quantity", "paper", "measured", "95 % interval", "holds")
+
+
+def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """A row as HEAD says."""
+    measured = "not measured" if row["measured"] is None else number(row["measured"])
+    return row["model"], row["quantity"], number(row["paper"]), measured, interval(row), HOLDS[row["holds"]]
+
+
 def experiment_table(record: Mapping[str, Any]) -> str:
     """One experiment, in Markdown."""
     made = record["provenance"]
@@ -45,12 +54,8 @@ def _origins(made: Mapping[str, Any]) -> str:
 
 
 def _rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = ["| model | quantity | paper | measured | 95 % interval | holds | |", "|---|---|---:|---:|---|---|---|"]
-    for row in rows:
-        measured = "not measured" if row["measured"] is None else number(row["measured"])
-        cells = (row["model"], row["quantity"], number(row["paper"]), measured, interval(row), HOLDS[row["holds"]])
-        lines.append("| " + " | ".join((*cells, row.get("note", ""))) + " |")
-    return lines
+    lines = [f"| {' | '.join(HEAD)} | |", "|---|---|---:|---:|---|---|---|"]
+    return lines + ["| " + " | ".join((*cells(row), row.get("note", ""))) + " |" for row in rows]
 
 
 def results_page(records: Sequence[Mapping[str, Any]], folder: str) -> str:
