@@ -244,6 +244,7 @@ def test_odd_values_are_refused_before_any_work(tenuto, model, tmp_path, argumen
 
 
 def test_the_examples_of_the_readme_and_of_help_run(tenuto, monkeypatch, tmp_path):
+    import io
     import re
     import shlex
     from pathlib import Path
@@ -258,6 +259,7 @@ def test_the_examples_of_the_readme_and_of_help_run(tenuto, monkeypatch, tmp_pat
         for example in command.epilog.removeprefix("Example: ").split(" · "):
             lines.append(shlex.split(example)[1:])
     tenuto("schedule", "tiny-dit", "--steps", 50, "-o", "schedule.json")
+    monkeypatch.setattr(sys, "stdin", io.StringIO())  # nobody types
     for line in lines:
         shorter = {
             "demo": ["--steps", "6"],
