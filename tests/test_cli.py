@@ -243,6 +243,7 @@ def test_odd_values_are_refused_before_any_work(tenuto, model, tmp_path, argumen
 
 
 def test_the_examples_of_the_readme_and_of_help_run(tenuto, monkeypatch, tmp_path):
+    import io
     import re
     import shlex
     from pathlib import Path
@@ -260,6 +261,7 @@ def test_the_examples_of_the_readme_and_of_help_run(tenuto, monkeypatch, tmp_pat
     # Those that reach out to the hub, serve until they are stopped or take long are only understood.
     for not_here in ("hub.push", "hub.pull", "ui.run", "experiment.run", "experiment.page"):
         monkeypatch.setattr(f"tenuto.cli.{not_here}", lambda *arguments: None)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())  # nobody types
     for line in lines:
         shorter = {
             "demo": ["--steps", "6"],

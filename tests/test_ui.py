@@ -35,7 +35,7 @@ def test_experiments_are_one_table(tmp_path):
     assert claims_table(tmp_path / "absent") is None
     row = {"quantity": "speed-up", "model": "tiny-dit", "paper": 3.0, "measured": 3.271, "interval": [3, 3.5]}
     (tmp_path / "a.json").write_text(json.dumps({"provenance": {}, "rows": [{**row, "holds": True}]}))
-    assert claims_table(tmp_path).rows == [["a", "speed-up", "tiny-dit", "3", "3.271", "3 to 3.5", "yes"]]
+    assert claims_table(tmp_path).rows == [["a", "tiny-dit", "speed-up", "3", "3.27", "3 to 3.5", "yes"]]
     (tmp_path / "b.json").write_text("{}")
     with pytest.raises(TenutoError, match="b.json is no experiment's result"):
         claims_table(tmp_path)
