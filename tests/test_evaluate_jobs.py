@@ -101,6 +101,7 @@ def launched(place):
     command = [sys.executable, place / "launcher.py", json.dumps(rounds)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+    (place / "told.txt").write_text(done.stderr)
     return json.loads(done.stdout.split("statuses", 1)[1])
 
 
@@ -115,14 +116,14 @@ def everything() -> list[int]:
 @pytest.mark.parametrize(("world", "turn"), [(2, 0), (3, 1)])
 def test_more_processes_make_the_same_bytes_and_no_part_twice(place, launched, world, turn):
     output = place / f"by{world}"
-    assert launched[turn] == [0] * world
+    assert launched[turn] == [0] * world, (place / "told.txt").read_text()
     assert (output / "samples.npz").read_bytes() == (place / "alone" / "samples.npz").read_bytes()
     assert begun(place, output.name) == dict.fromkeys(everything(), 1)
     assert sorted(path.name for path in output.iterdir()) == ["manifest.json", "samples.npz"]
 
 
 def test_a_killed_job_goes_on_where_it_stopped(place, launched):
-    assert launched[2:] == [[-signal.SIGKILL], [0, 0]]
+    assert launched[2:] == [[-signal.SIGKILL], [0, 0]], (place / "told.txt").read_text()
     assert (place / "killed" / "samples.npz").read_bytes() == (place / "alone" / "samples.npz").read_bytes()
     # The third part was half written, and is the only one that was begun again.
     assert begun(place, "killed") == {part: 1 + (part == 4) for part in everything()}
