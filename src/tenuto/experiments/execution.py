@@ -30,7 +30,7 @@ def execution(lab: Lab) -> Result:
         for mode, timing in found.items():
             if mode == "eager":
                 continue
-            paper = PAPER.get(mode) if bench.family == "llada" else None
+            paper = PAPER.get(mode) if bench.writes else None
             rows.append(Row(f"{mode}: speed-up over eager full inference", bench.model.name, paper, timing["speedup"]))
         if "jagged" in found and "padded" in found:
             jagged, padded = found["jagged"]["speedup"], found["padded"]["speedup"]
@@ -50,7 +50,7 @@ def execution(lab: Lab) -> Result:
 
 def _subject(bench: Bench) -> Subject:
     model = bench.model
-    tokens = min(TOKENS, model.config.max_sequence_length) if bench.family == "llada" else None
+    tokens = min(TOKENS, model.config.max_sequence_length) if bench.writes else None
     batch = BATCHES.get(bench.family, 32) if model.device.type == "cuda" else 2
     return subject_of(model.name, model.network, model.architecture, model.config, batch=batch, tokens=tokens)
 

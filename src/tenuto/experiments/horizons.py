@@ -32,7 +32,7 @@ def horizons(lab: Lab) -> Result:
     rows: list[Row] = []
     panels: list[Panel] = []
     for bench in lab.benches():
-        text = bench.family == "llada"
+        text = bench.writes
         lines: dict[str, list[tuple[float, float]]] = {order: [] for order in (*ORDERS, "Tenuto's default")}
         for steps in HORIZONS:
             count = _steps(steps, text)

@@ -62,7 +62,7 @@ def pareto(lab: Lab) -> Result:
             speedup, lost = SWEEP.get(bench.family, {}).get(tau, (None, None))
             rows.append(Row(f"τ = {tau:g}: share of unit-steps", bench.model.name, None, trial.work))
             rows.append(Row(f"τ = {tau:g}: speed-up", bench.model.name, speedup, trial.speedup))
-            claimed = {} if lost is None else {"arithmetic" if bench.family == "llada" else "fid": lost}
+            claimed = {} if lost is None else {"arithmetic" if bench.writes else "fid": lost}
             rows += quality_rows(bench, f"τ = {tau:g}", trial, full, claimed)
             points.append((trial.work, _shown(bench, trial)))
             default = tried(lab, bench, f"tenuto at {trial.work:.2f}", ours(bench, trial.work))

@@ -26,7 +26,7 @@ def oracle(lab: Lab) -> Result:
             )
             continue
         steps = min(lab.steps or STEPS, STEPS)
-        paper = 930 / 3200 if bench.family == "llada" else None
+        paper = 930 / 3200 if bench.writes else None
         for ceiling in (None, BUDGETS.get(bench.family, 0.35)):
             key = f"{bench.model.name}, {steps} steps: oracle, ceiling {ceiling}"
             noted = lab.once(key, partial(_searched, lab, bench, steps, ceiling))

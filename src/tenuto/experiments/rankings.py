@@ -72,7 +72,7 @@ def rankings(lab: Lab) -> Result:
             rows += quality_rows(
                 bench, f"held for good, {ranking}", frozen[ranking], full, _paper(bench, place), claims=False
             )
-            if bench.family != "llada":
+            if not bench.writes:
                 fresh[ranking] = tried(
                     lab,
                     bench,
@@ -143,7 +143,7 @@ def _paper(bench: Bench, place: int) -> dict[str, float]:
     if bench.family not in PAPER:
         return {}
     value, full = PAPER[bench.family][place], FULL[bench.family]
-    return {"arithmetic": (value - full) / 100} if bench.family == "llada" else {"fid": value / full - 1}
+    return {"arithmetic": (value - full) / 100} if bench.writes else {"fid": value / full - 1}
 
 
 def _with(scores: Scores, values: list[float]) -> Scores:

@@ -73,6 +73,7 @@ class Bench(Protocol):
     model: Model
     steps: int  # of the full run, where nobody says otherwise
     quality: str  # the value that ways are compared by
+    writes: bool  # text, instead of drawing
 
     @property
     def family(self) -> str: ...
@@ -118,6 +119,7 @@ class PictureBench(_Bench):
 
     steps = 50
     quality = "psnr"
+    writes = False
 
     def __init__(self, model: Model, samples: int, seeds: Sequence[int], batch: int | None = None) -> None:
         super().__init__(model, samples, seeds)
@@ -193,6 +195,7 @@ class TextBench(_Bench):
 
     steps = 64
     quality = "arithmetic"
+    writes = True
 
     def __init__(self, model: Model, samples: int, seeds: Sequence[int]) -> None:
         super().__init__(model, samples, seeds)

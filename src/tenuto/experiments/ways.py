@@ -19,7 +19,7 @@ def spectral(bench: Bench, budget: float | None = None, tau: float | None = None
 
 def ours(bench: Bench, budget: float) -> Way:
     """Tenuto's default."""
-    if bench.family == "llada":
+    if bench.writes:
         return scheduled(bench.model, lambda steps, blocks: rewrite(bench.scores, steps, budget=budget, blocks=blocks))
     return scheduled(bench.model, lambda steps, blocks: refresh(bench.scores, steps, budget=budget))
 
