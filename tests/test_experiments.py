@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_dit, write_checkpoint
+from test_llada import TINY as LLADA
 from typer.testing import CliRunner
 
 import tenuto
@@ -15,9 +16,11 @@ from tenuto.experiments import EXPERIMENTS, Lab, Row
 from tenuto.experiments import failures as failing
 from tenuto.experiments.rankings import NAMES, PAPER, ranked_way, refreshed_way
 from tenuto.experiments.rows import Figure, Panel, spread, verdict_of
-from tenuto.experiments.trials import PictureBench, Trial, difference
+from tenuto.experiments.trials import PictureBench, TextBench, Trial, difference
 from tenuto.experiments.ways import in_full, ours, quality_rows, relative, spectral, tried
 from tenuto.journal import Journal
+from tenuto.models import Model, llada
+from tenuto.models.llada import LLaDA
 from tenuto.policies.rankings import STATISTICS
 from tenuto.report.experiments import draw, experiment_table, results_page
 
@@ -173,6 +176,14 @@ def test_the_page_has_every_experiment_that_was_done(checkpoint, tmp_path):
     assert "data:image/png" in html.read_text()
     empty = CliRunner().invoke(app, ["results", str(tmp_path / "nothing")])
     assert empty.exit_code != 0
+
+
+def test_experiments_on_text_say_what_they_lack(checkpoint, tmp_path):
+    with pytest.raises(UsageError, match="is for language models, and .*toy draws"):
+        Lab((checkpoint,), 1, 1).writers()
+    writer = Model(str(tmp_path), llada.ARCHITECTURE, LLADA, (), llada.units(LLADA), LLaDA(LLADA), frozenset())
+    with pytest.raises(UsageError, match="no problems.json beside"):
+        TextBench(writer, 1, [0])
 
 
 def test_unknown_experiments_are_named(checkpoint):

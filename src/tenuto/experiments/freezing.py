@@ -40,7 +40,7 @@ NAMES: dict[Method, str] = {
 
 def freezing(lab: Lab) -> Result:
     rows: list[Row] = []
-    for bench in lab.benches("llada"):
+    for bench in lab.writers():
         name, steps = bench.model.name, lab.steps or STEPS
         found: dict[Method, list[dict[str, Any]]] = {}
         for method in METHODS:

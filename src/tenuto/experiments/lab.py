@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 import tenuto
+from tenuto.errors import UsageError
 from tenuto.experiments.trials import Bench, PictureBench, TextBench
 from tenuto.journal import Journal
 from tenuto.models import Model
@@ -56,10 +57,14 @@ class Lab:
             self._benches[name] = make(model, self.samples, range(self.seeds))
         return self._benches[name]
 
-    def benches(self, *families: str) -> list[Bench]:
-        """Those of the lab's models that belong to one of the families; all of them if none is named."""
-        found = [self.bench(name) for name in self.models]
-        return [bench for bench in found if not families or bench.family in families]
+    def benches(self) -> list[Bench]:
+        return [self.bench(name) for name in self.models]
+
+    def writers(self) -> list[Bench]:
+        """Those of them that write."""
+        if found := [bench for bench in self.benches() if bench.writes]:
+            return found
+        raise UsageError(f"This experiment is for language models, and {', '.join(self.models)} draws.")
 
 
 def writes(model: Model) -> bool:

@@ -26,7 +26,7 @@ FULL_SIZE = {
 def language(lab: Lab) -> Result:
     rows: list[Row] = []
     budget = BUDGETS["llada"]
-    for bench in lab.benches("llada"):
+    for bench in lab.writers():
         name = bench.model.name
         full = tried(lab, bench, "full", in_full(bench))
         found = {

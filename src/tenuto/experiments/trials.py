@@ -200,7 +200,12 @@ class TextBench(_Bench):
     def __init__(self, model: Model, samples: int, seeds: Sequence[int]) -> None:
         super().__init__(model, samples, seeds)
         self.judge = text_judge(model.device)
-        self.problems = problems(find(model.name))
+        place = find(model.name)
+        if not (place / "problems.json").is_file():
+            raise UsageError(
+                f"There are no problems.json beside {model.name} to ask it. Language tasks at full size: tenuto eval lm."
+            )
+        self.problems = problems(place)
         self._full: dict[int, tuple[Tensor, float, Tensor | None]] = {}
 
     def trial(self, way: Way, steps: int | None = None, base: int | None = None, solver: Solver = "ddim") -> Trial:
