@@ -203,7 +203,7 @@ class TextBench(_Bench):
         place = find(model.name)
         if not (place / "problems.json").is_file():
             raise UsageError(
-                f"There are no problems.json beside {model.name} to ask it. Language tasks at full size: tenuto eval lm."
+                f"There is no problems.json beside {model.name} to ask it. Language tasks at full size: tenuto eval lm."
             )
         self.problems = problems(place)
         self._full: dict[int, tuple[Tensor, float, Tensor | None]] = {}
