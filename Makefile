@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test lint format docs wheel setup clean
 
-demo: setup
+demo: $(VENV)/.ready
 	$(BIN)/tenuto demo --out demo
 
 test: lint
@@ -21,23 +22,28 @@ format: setup
 	$(BIN)/ruff format .
 
 docs: setup
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Builds both, installs the wheel by itself into an empty folder, and asks it for its version.
 wheel: setup
-	$(BIN)/pip install --quiet --disable-pip-version-check build hatchling
+	$(PIP) build hatchling
 	rm -rf dist build/wheel
 	$(BIN)/python -m build --no-isolation
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target build/wheel dist/*.whl
+	$(PIP) --no-deps --target build/wheel dist/*.whl
 	cd build/wheel && PYTHONPATH=. ../../$(BIN)/python -c 'from tenuto.cli import main; main()' --version
 
-setup: $(VENV)/.ready
+# With all that the tests, the documentation and the page in the browser need.
+setup: $(VENV)/.ready-dev
 
+$(VENV)/.ready-dev: $(VENV)/.ready
+	$(PIP) --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# What the program itself needs.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Tenuto needs Python 3.11 or newer; run: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PIP) --constraint constraints.txt --editable .
 	touch $@
 
 clean:
