@@ -19,6 +19,8 @@ from tenuto.experiments.rows import Figure, Panel, spread, verdict_of
 from tenuto.experiments.trials import PictureBench, TextBench, Trial, difference
 from tenuto.experiments.ways import in_full, ours, quality_rows, relative, spectral, tried
 from tenuto.journal import Journal
+from tenuto.measure.frontier.points import everything
+from tenuto.measure.input_aware import ActivationDrift
 from tenuto.models import Model, llada
 from tenuto.models.llada import LLaDA
 from tenuto.policies.rankings import STATISTICS
@@ -226,3 +228,12 @@ def test_a_page_of_one_record_links_its_table():
     }
     page = results_page([record], "../results/experiments")
     assert "(../results/experiments/maps.md)" in page and "| m | q | 1 | 2 | 1 to 3 | yes |" in page
+
+
+def test_text_is_tried_by_whatever_runs_it():
+    bench = Lab(("tiny-llada",), 1, 1).bench("tiny-llada")
+    drift = bench.trial(
+        lambda steps, blocks: ActivationDrift(bench.model.network, everything(bench.scores, steps)), 100
+    )
+    assert drift.work == 1 and drift.values["same tokens"] == [1.0]
+    assert {"arithmetic", "needle", "needle, longest", "distinct"} <= set(drift.values)

@@ -212,12 +212,12 @@ class TextBench(_Bench):
         steps = steps or self.steps
         base = base or steps
         if base not in self._full:
-            self._full[base] = self._written(_in_full(self.scores, self.model), base)
+            self._full[base] = self._written(_in_full(self.scores, self.model)(base, BLOCKS), base)
         full, full_seconds, full_loss = self._full[base]
-        tokens, seconds, loss = self._written(way, steps)
         executor = way(steps, BLOCKS)
+        tokens, seconds, loss = self._written(executor, steps)
         work, flop_work = self.work(executor, steps / base)
-        answering = max(1, round(ANSWER * steps / self.steps))
+        answering = min(ANSWER, max(1, round(ANSWER * steps / self.steps)))
         found = Trial(seconds, full_seconds, work, flop_work, {})
         for task in ("arithmetic", "needle"):
             found.values[task] = self._answered(way(answering, 1), task, answering)
@@ -231,13 +231,12 @@ class TextBench(_Bench):
     def sample(self, steps: int, count: int | None = None) -> Callable[[Executor], Tensor]:
         """Answers of as many tokens as steps, so that one is written at each."""
         asked = [problem["prompt"] for problem in self.some("text", self.seeds[0])[:count]]
-        sampling = MaskedSampling(steps=steps, length=steps, block_length=steps, stop_at_eos=False)
+        sampling = self._sampling(steps, steps)
         return lambda executor: generate_tokens(executor, asked, sampling=sampling, batch=len(asked))
 
-    def _written(self, way: Way, steps: int) -> tuple[Tensor, float, Tensor | None]:
+    def _written(self, executor: Executor, steps: int) -> tuple[Tensor, float, Tensor | None]:
         """Continuations, seconds each, and how unlikely the judge finds them."""
-        executor = way(steps, BLOCKS)
-        sampling = MaskedSampling(steps=steps, length=LENGTH, block_length=LENGTH // BLOCKS, stop_at_eos=False)
+        sampling = self._sampling(steps, LENGTH, BLOCKS)
         prompts = [[one["prompt"] for one in self.some("text", seed)] for seed in self.seeds]
 
         def write(asked: list[list[int]]) -> Tensor:
@@ -256,7 +255,7 @@ class TextBench(_Bench):
     def _answered(self, executor: Executor, task: str, steps: int, longest: bool = False) -> list[float]:
         """Of each problem whether it was solved; the longest ones only, or each seed's share."""
         end = self.model.config.eos_token_id
-        sampling = MaskedSampling(steps=steps, length=ANSWER, block_length=ANSWER)
+        sampling = self._sampling(steps, ANSWER)
         right: list[float] = []
         shares = [self._longest(task)] if longest else [self.some(task, seed) for seed in self.seeds]
         for posed in shares:
@@ -266,6 +265,11 @@ class TextBench(_Bench):
             right += [float(row[: len(answer)] == answer) for row, answer in pairs]
         executor.release()
         return right
+
+    def _sampling(self, steps: int, length: int, blocks: int = 1) -> MaskedSampling:
+        """Ends are judged, or not looked at; so there is no stopping at one, and all take as many steps."""
+        remasking = self.model.architecture.remasking
+        return MaskedSampling(steps, length, length // blocks, remasking=remasking, stop_at_eos=False)
 
     def _longest(self, task: str) -> list[Problem]:
         return sorted(self.problems[task], key=lambda one: -len(one["prompt"]))[: self.samples]
