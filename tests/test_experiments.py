@@ -232,8 +232,7 @@ def test_a_page_of_one_record_links_its_table():
 
 def test_text_is_tried_by_whatever_runs_it():
     bench = Lab(("tiny-llada",), 1, 1).bench("tiny-llada")
-    drift = bench.trial(
-        lambda steps, blocks: ActivationDrift(bench.model.network, everything(bench.scores, steps)), 100
-    )
+    network, scores = bench.model.network, bench.scores
+    drift = bench.trial(lambda steps, blocks: ActivationDrift(network, everything(scores, steps)), 4)
     assert drift.work == 1 and drift.values["same tokens"] == [1.0]
     assert {"arithmetic", "needle", "needle, longest", "distinct"} <= set(drift.values)

@@ -72,7 +72,7 @@ def pareto(lab: Lab) -> Result:
                 bench.model.name,
                 {"lifetimes by the score (the paper)": sorted(points), "Tenuto's default": sorted(rivals)},
                 across="share of unit-steps computed",
-                up=bench.quality + (", dB to the full run" if bench.quality == "psnr" else ", share right"),
+                up="dB to the full run" if bench.quality == "psnr" else "tokens as in the full run, share",
             )
         )
     return Result(

@@ -191,10 +191,10 @@ class PictureBench(_Bench):
 
 
 class TextBench(_Bench):
-    """quality: arithmetic, whether the answer is exactly right. Each seed takes other problems."""
+    """quality: same tokens, the share that the full run wrote, too. Each seed takes other problems."""
 
     steps = 64
-    quality = "arithmetic"
+    quality = "same tokens"
     writes = True
 
     def __init__(self, model: Model, samples: int, seeds: Sequence[int]) -> None:
