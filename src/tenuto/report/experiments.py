@@ -137,8 +137,9 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
     for ax, panel in zip(axes, panels, strict=False):
         DRAWN[kind](ax, panel)
         ax.set_title(panel["title"], fontsize=10, loc="left")
-        ax.set_xlabel(panel.get("across", ""), fontsize=8)
-        ax.set_ylabel(panel.get("up", ""), fontsize=8)
+        if panel["across"] or panel["up"]:
+            ax.set_xlabel(panel["across"], fontsize=8)
+            ax.set_ylabel(panel["up"], fontsize=8)
         ax.tick_params(labelsize=7)
     for ax in axes[len(panels) :]:
         ax.remove()
@@ -186,8 +187,11 @@ def _map(ax: Any, panel: Mapping[str, Any]) -> None:
     ax.bar(range(len(series["lifetimes"])), series["lifetimes"], width=1.0, color=colours)
     ax.set_xlim(-0.5, len(series["lifetimes"]) - 0.5)
     ax.set_ylim(0, series["steps"])
-    ax.set_xlabel("unit, in the order they run")
-    ax.set_ylabel("last step computed")
+    for kind in dict.fromkeys(series["kinds"]):
+        ax.bar([0], [0], color=KIND_COLOURS.get(kind, COLOURS[0]), label=kind.replace("_", "-"))
+    ax.legend(fontsize=7, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=4)
+    ax.set_xlabel("unit, in the order they run", fontsize=8)
+    ax.set_ylabel("last step computed", fontsize=8)
 
 
 def _pictures(ax: Any, panel: Mapping[str, Any]) -> None:
