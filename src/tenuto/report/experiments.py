@@ -189,7 +189,9 @@ def _map(ax: Any, panel: Mapping[str, Any]) -> None:
     ax.set_ylim(0, series["steps"])
     for kind in dict.fromkeys(series["kinds"]):
         ax.bar([0], [0], color=KIND_COLOURS.get(kind, COLOURS[0]), label=kind.replace("_", "-"))
-    ax.legend(fontsize=7, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=4)
+    ax.legend(
+        fontsize=6, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=4, handlelength=1, columnspacing=1
+    )
     ax.set_xlabel("unit, in the order they run", fontsize=8)
     ax.set_ylabel("last step computed", fontsize=8)
 
