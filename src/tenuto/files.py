@@ -4,9 +4,10 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from tenuto.errors import TenutoError
 
@@ -14,13 +15,7 @@ from tenuto.errors import TenutoError
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends well, and vanishes when it does not."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
-        os.close(handle)
-    except OSError as error:
-        raise TenutoError(f"Cannot write {path}: {error.strerror or error}.") from error
-    temporary = Path(name)
+    temporary = _temporary(path)
     try:
         yield temporary
         temporary.chmod(0o666 & ~_umask())  # mkstemp makes private files; ours are meant to be shared
@@ -31,17 +26,32 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def _temporary(path: Path, tries: int = 100) -> Path:
+    for left in reversed(range(tries)):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
+            os.close(handle)
+            return Path(name)
+        except OSError as error:
+            # Another process that looked whether it can write here takes away the folder that it made for that.
+            if not (left and isinstance(error, FileNotFoundError)):
+                raise TenutoError(f"Cannot write {path}: {error.strerror or error}.") from error
+    raise AssertionError
+
+
 def check_writable(path: Path) -> None:
     """Fail now rather than after the work whose result is to be written there."""
     if path.is_dir():
         raise TenutoError(f"Cannot write {path}: it is a directory.")
     made = [folder for folder in path.parents if not folder.exists()]
-    probe = path.with_name(f".{path.name}.probe")
+    probe = path.with_name(f".{path.name}.{uuid4().hex}.probe")  # other processes may look at the same time
     with replacing(probe):
         pass
     probe.unlink()
-    for folder in made:  # the work may yet be refused, and should leave nothing behind
-        folder.rmdir()
+    with suppress(OSError):  # somebody writes there by now
+        for folder in made:  # the work may yet be refused, and should leave nothing behind
+            folder.rmdir()
 
 
 def write_text(path: Path, text: str) -> None:
