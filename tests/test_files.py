@@ -12,6 +12,11 @@ def test_many_may_look_at_once_whether_they_can_write(tmp_path):
     """Each makes the folder, tries, and takes it away again: the others must not stumble over that."""
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: check_writable(tmp_path / "new" / "folder" / "file.json"), range(400)))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_looking_leaves_nothing_behind(tmp_path):
+    check_writable(tmp_path / "new" / "folder" / "file.json")
     assert not list(tmp_path.iterdir())
 
 

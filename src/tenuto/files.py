@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from tenuto.errors import TenutoError
 
@@ -35,7 +34,8 @@ def _temporary(path: Path, tries: int = 100) -> Path:
             return Path(name)
         except OSError as error:
             # Another process that looked whether it can write here takes away the folder that it made for that.
-            if not (left and isinstance(error, FileNotFoundError)):
+            vanished = isinstance(error, FileNotFoundError | FileExistsError) and not path.parent.exists()
+            if not left or not (vanished or isinstance(error, FileNotFoundError)):
                 raise TenutoError(f"Cannot write {path}: {error.strerror or error}.") from error
     raise AssertionError
 
@@ -45,10 +45,7 @@ def check_writable(path: Path) -> None:
     if path.is_dir():
         raise TenutoError(f"Cannot write {path}: it is a directory.")
     made = [folder for folder in path.parents if not folder.exists()]
-    probe = path.with_name(f".{path.name}.{uuid4().hex}.probe")  # other processes may look at the same time
-    with replacing(probe):
-        pass
-    probe.unlink()
+    _temporary(path).unlink()
     with suppress(OSError):  # somebody writes there by now
         for folder in made:  # the work may yet be refused, and should leave nothing behind
             folder.rmdir()
