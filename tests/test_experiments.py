@@ -194,6 +194,9 @@ def test_unknown_experiments_are_named(checkpoint):
     with pytest.raises(UsageError, match="no experiment 'ranking'"):
         experiment("ranking")
     assert len(EXPERIMENTS) >= 14
+    assert all(
+        one.title.isascii() for one in EXPERIMENTS.values()
+    )  # else pages disagree on what their headings are called
 
 
 def test_every_kind_of_figure_can_be_drawn(tmp_path):

@@ -121,7 +121,7 @@ _ALL = (
     ),
     Experiment(
         "pareto",
-        "Quality against work as τ grows",
+        "Quality against work",
         "Each model has a region of low degradation up to τ = 1, and fails sharply behind it.",
         "Figure 5",
         "operating:pareto",
