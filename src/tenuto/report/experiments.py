@@ -70,14 +70,14 @@ def results_page(records: Sequence[Mapping[str, Any]], folder: str) -> str:
         "reference models that come with Tenuto: what the paper says, what was measured here, and whether the claim "
         "holds. The models are small, so a claim that fails here may yet hold on large ones; and one that holds "
         "here is no proof. `tenuto experiment NAME --checkpoint DIR` does any of them on another model.\n",
-        "| experiment | the paper | here | comparisons that hold |",
-        "|---|---|---|---:|",
+        "| experiment | the paper | here | comparisons that hold | samples × seeds |",
+        "|---|---|---|---:|---:|",
     ]
     for record in records:
-        said = [row["holds"] for row in record["rows"] if row["holds"] is not None]
+        said, made = [row["holds"] for row in record["rows"] if row["holds"] is not None], record["provenance"]
         lines.append(
-            f"| [{record['title']}](#{_anchor(record['title'])}) | {record['claim']} | "
-            f"{_first_sentence(record['verdict'])} | {sum(said)} of {len(said)} |"
+            f"| [{record['title']}](#{_anchor(record['title'])}) | {record['claim']} | {_fact(record['verdict'])} "
+            f"| {sum(said)} of {len(said)} | {made['samples']} × {made['seeds']} |"
         )
     for record in records:
         name, made = record["name"], record["provenance"]
@@ -109,8 +109,10 @@ def _most_telling(rows: Sequence[Mapping[str, Any]], most: int = 16) -> list[Map
     return [row for model in models for row in [one for one in chosen if one["model"] == model][:each]]
 
 
-def _first_sentence(text: str) -> str:
-    return text.split(". ")[0].rstrip(".") + "."
+def _fact(verdict: str) -> str:
+    """The first sentence after the verdict itself that has a figure; without one, the verdict."""
+    first, *others = verdict.rstrip(".").split(". ")
+    return next((one for one in others if any(c.isdigit() for c in one)), first) + "."
 
 
 def _anchor(title: str) -> str:
