@@ -1,5 +1,6 @@
 """diffusers' denoisers, small and with random weights, and what the tests that use them share."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ from diffusers import (
 )
 from torch import Tensor, nn
 
+from tenuto.executor import Executor
 from tenuto.models import unet
-from tenuto.residual import Branch, plain
+from tenuto.residual import Branch, Residual, plain
 from tenuto.schedules import Schedule
 from tenuto.units import Unit
 
@@ -86,3 +88,18 @@ class CountingResidual:
     def __call__(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
         self.calls.append(unit)
         return plain(unit, h, branch, gate)
+
+
+def branches_seen(network: Callable[..., Any], generate: Callable[[Executor], object]) -> dict[str, list[Tensor]]:
+    """What each unit's branch gave, step by step, in a generation with everything computed."""
+    seen: dict[str, list[Tensor]] = {}
+
+    def spied(*call: Any, residual: Residual, **named: Any) -> Any:
+        def spying(unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
+            seen.setdefault(unit, []).append(branch())
+            return residual(unit, h, branch, gate)
+
+        return network(*call, **named, residual=spying)
+
+    generate(Executor(spied))
+    return seen

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_dit, write_checkpoint
+from denoisers import branches_seen
 
 import tenuto
 from tenuto.errors import UsageError
@@ -97,16 +98,7 @@ def test_a_unit_is_computed_when_its_changes_add_up():
 
 
 def test_changes_are_each_units_own_and_between_neighbouring_steps(model, calibrate):
-    seen = {}
-
-    def spied(*call, residual, **named):
-        def spying(unit, h, branch, gate=None):
-            seen.setdefault(unit, []).append(branch())
-            return residual(unit, h, branch, gate)
-
-        return model.network(*call, **named, residual=spying)
-
-    calibrate(Executor(spied))
+    seen = branches_seen(model.network, calibrate)
     found = changes(model, STEPS, calibrate)
     then, now = seen["blocks.1.mlp"][3:5]
     assert found.shape == (6, STEPS)

@@ -1,6 +1,7 @@
 """The paper's experiments: what is compared is paired, what is noted is not measured twice, claims are counted."""
 
 import json
+from base64 import b64encode
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from tenuto.models import Model, llada
 from tenuto.models.llada import LLaDA
 from tenuto.policies.rankings import STATISTICS
 from tenuto.report.experiments import draw, experiment_table, results_page
+from tenuto.report.images import grid, png_bytes
 
 STEPS = 6
 
@@ -205,7 +207,7 @@ def test_every_kind_of_figure_can_be_drawn(tmp_path):
         "bars": {"a": [("one", 1.0), ("two", 2.0)], "b": [("one", 2.0), ("two", 1.0)]},
         "scatter": {"attention": [(0.1, 1.0)]},
         "map": {"lifetimes": [3, 4], "kinds": ["attention", "mlp"], "steps": 5},
-        "pictures": {"full": torch.zeros(2, 1, 4, 4, dtype=torch.uint8).tolist()},
+        "pictures": {"full": b64encode(png_bytes(grid(torch.zeros(2, 1, 4, 4), 2))).decode()},
     }
     for kind, some in series.items():
         draw({"figure": Figure(kind, [Panel("toy", some)]).to_json()}, tmp_path / f"{kind}.png")

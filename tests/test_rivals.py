@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_dit
-from denoisers import inputs, make, run
+from denoisers import branches_seen, inputs, make, run
 
 import tenuto
 from tenuto.errors import UsageError
@@ -250,16 +250,7 @@ def test_a_longer_warm_up_is_computed_and_differenced_from_its_last_step_on():
 
 
 def test_drifts_are_relative_changes_of_the_branches_averaged_by_kind(model, calibrate):
-    seen = {}
-
-    def spied(*call, residual, **named):
-        def spying(unit, h, branch, gate=None):
-            seen.setdefault(unit, []).append(branch())
-            return residual(unit, h, branch, gate)
-
-        return model.network(*call, **named, residual=spying)
-
-    calibrate(Executor(spied))
+    seen = branches_seen(model.network, calibrate)
     found = drifts(model, STEPS, calibrate, max_skip=2)
     assert set(found) == {"attention", "mlp"}
     off = [(seen[f"blocks.{i}.mlp"][3] - seen[f"blocks.{i}.mlp"][5]).abs().sum() for i in range(3)]

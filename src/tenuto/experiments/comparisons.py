@@ -6,8 +6,8 @@ from tenuto.experiments.lab import Lab
 from tenuto.experiments.operating import SMALL
 from tenuto.experiments.rankings import ranked_way
 from tenuto.experiments.rows import Result, Row, verdict_of
-from tenuto.experiments.trials import Bench, PictureBench, Trial, Way, difference, scheduled
-from tenuto.experiments.ways import BUDGETS, in_full, ours, quality_rows, spectral, tried
+from tenuto.experiments.trials import Bench, PictureBench, Trial, Way, scheduled
+from tenuto.experiments.ways import BUDGETS, above, in_full, ours, paired_row, quality_rows, spectral, tried
 from tenuto.measure.block_caches import block_cache_at, blocks_of, changes, delta_dit
 from tenuto.measure.rivals import DeepCache, deep_cache_schedule, schedule_for
 from tenuto.policies import lifetimes
@@ -77,17 +77,9 @@ def comparisons(lab: Lab) -> Result:
             rows += quality_rows(bench, method, found[method], full, claimed, claims=False)
         for other in ("random static", "depth static", "DeepCache", "Δ-DiT", "Block Caching", "Tenuto's default"):
             if other in found:
-                change, p = difference(found["spectral static"], found[other], "psnr")
-                rows.append(
-                    Row.of(
-                        f"spectral static less {other}, dB to the full run",
-                        bench.model.name,
-                        None,
-                        change,
-                        holds=change[1] > 0 if other != "Tenuto's default" else None,
-                        note=f"paired, p = {p:.2g}",
-                    )
-                )
+                quantity = f"spectral static less {other}, dB to the full run"
+                claim = above if other != "Tenuto's default" else None
+                rows.append(paired_row(bench, quantity, (found["spectral static"], found[other]), "psnr", claim))
     return Result(
         rows,
         f"{verdict_of(rows)} A comparison holds where the paper's schedule is nearer to the full run than the other by "

@@ -1,5 +1,6 @@
 """What breaks first when a schedule is too aggressive: the same samples in full and under it, side by side."""
 
+from base64 import b64encode
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ from tenuto.experiments.lab import Lab
 from tenuto.experiments.rows import Figure, Panel, Result, Row, verdict_of
 from tenuto.experiments.trials import ANSWER, PictureBench, TextBench, Way
 from tenuto.experiments.ways import in_full, ours, spectral
+from tenuto.report.images import grid, png_bytes
 from tenuto.samplers.masked import MaskedSampling, generate_tokens
 
 TAUS = (0.5, 1.0, 2.0)
@@ -25,7 +27,7 @@ def failures(lab: Lab) -> Result:
         ways["Tenuto, 20 %"] = ours(bench, 0.2)
         if isinstance(bench, PictureBench):
             found = lab.once(f"{bench.model.name}: failures", partial(_pictures, bench, ways, lab))
-            panels.append(Panel(bench.model.name, {name: one["pixels"] for name, one in found.items()}))
+            panels.append(Panel(bench.model.name, {name: one["sheet"] for name, one in found.items()}))
             for name in list(found)[1:]:
                 rows.append(
                     Row(
@@ -63,9 +65,8 @@ def _pictures(bench: PictureBench, ways: dict[str, Way], lab: Lab) -> dict[str, 
     steps = lab.steps or bench.steps
     found = {}
     for name, way in ways.items():
-        images = bench.pictures(way, steps, SHOWN).float().cpu()
-        pixels = ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-        found[name] = {"pixels": pixels.tolist(), "texture": _texture(images)}
+        images = bench.sample(steps, SHOWN)(way(steps, 1)).float().cpu()
+        found[name] = {"sheet": b64encode(png_bytes(grid(images, SHOWN))).decode(), "texture": _texture(images)}
     return found
 
 

@@ -5,7 +5,7 @@ from tenuto.experiments.operating import SMALL
 from tenuto.experiments.rankings import ranked_way
 from tenuto.experiments.rows import Figure, Panel, Result, Row, verdict_of
 from tenuto.experiments.trials import Trial, difference
-from tenuto.experiments.ways import BUDGETS, in_full, ours, tried
+from tenuto.experiments.ways import BUDGETS, above, in_full, ours, paired_row, relative, tried
 
 HORIZONS = (100, 50, 30, 20, 10)
 ORDERS = ("spectral", "depth", "random")
@@ -48,17 +48,8 @@ def horizons(lab: Lab) -> Result:
             rows.append(_row(bench.model.name, steps, "Tenuto's default", default, full, text, None))
             lines["Tenuto's default"].append((steps, default.mean(bench.quality)[0]))
             for other in ORDERS[1:]:
-                change, p = difference(found["spectral"], found[other], bench.quality)
-                rows.append(
-                    Row.of(
-                        f"T = {steps}: spectral less {other}, {bench.quality}",
-                        bench.model.name,
-                        None,
-                        change,
-                        holds=change[1] > 0,
-                        note=f"paired, p = {p:.2g}",
-                    )
-                )
+                quantity = f"T = {steps}: spectral less {other}, {bench.quality}"
+                rows.append(paired_row(bench, quantity, (found["spectral"], found[other]), bench.quality, above))
         panels.append(Panel(bench.model.name, lines, across="steps of the full run", up=bench.quality))
     return Result(
         rows,
@@ -80,9 +71,7 @@ def _row(model: str, steps: int, order: str, trial: Trial, full: Trial, text: bo
         paper = None if claimed is None else claimed / 100
         return Row.of(f"T = {steps}: {order}, arithmetic, change in right answers", model, paper, change)
     if "fid_delta" in trial.figures:
-        increase = trial.figures["fid_delta"]
-        base = trial.figures["full_fid"][0]
+        shares = relative(trial.figures["fid_delta"], trial.figures["full_fid"][0])
         paper = None if claimed is None else claimed / 2.27
-        shares = (increase[0] / base, increase[1] / base, increase[2] / base)
         return Row.of(f"T = {steps}: {order}, FID above full inference's, share of it", model, paper, shares)
     return Row.of(f"T = {steps}: {order}, dB to the full run's picture", model, None, trial.mean("psnr"))

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ import tenuto
 from tenuto.errors import UsageError
 from tenuto.experiments.trials import Bench, PictureBench, TextBench
 from tenuto.journal import Journal
-from tenuto.models import Model
 from tenuto.provenance import commit, hardware
 
 ORIGIN = "measured on"
@@ -40,10 +40,14 @@ class Lab:
         known = self.journal.get(name) if self.journal is not None else {}
         if known:
             return self._without_origin(known)
-        found = {**measure(), ORIGIN: f"{hardware(self.device)}, commit {commit()}"}
+        found = {**measure(), ORIGIN: self._origin}
         if self.journal is not None:
             self.journal.note(name, found)
         return self._without_origin(found)
+
+    @cached_property
+    def _origin(self) -> str:
+        return f"{hardware(self.device)}, commit {commit()}"
 
     def _without_origin(self, found: dict[str, Any]) -> dict[str, Any]:
         self.origins[str(found.get(ORIGIN, "unknown"))] += 1
@@ -53,7 +57,7 @@ class Lab:
         """A model, loaded once, with what it is asked for and who judges it."""
         if name not in self._benches:
             model = tenuto.load(name, device=torch.device(self.device), dtype=torch.float32)
-            make = TextBench if writes(model) else PictureBench
+            make = TextBench if model.architecture.asks_for == "prompt" else PictureBench
             self._benches[name] = make(model, self.samples, range(self.seeds))
         return self._benches[name]
 
@@ -65,7 +69,3 @@ class Lab:
         if found := [bench for bench in self.benches() if bench.writes]:
             return found
         raise UsageError(f"This experiment is for language models, and {', '.join(self.models)} draws.")
-
-
-def writes(model: Model) -> bool:
-    return model.architecture.asks_for == "prompt"

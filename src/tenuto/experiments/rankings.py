@@ -5,8 +5,8 @@ from dataclasses import replace
 from tenuto.experiments.lab import Lab
 from tenuto.experiments.operating import SMALL
 from tenuto.experiments.rows import Figure, Panel, Result, Row, verdict_of
-from tenuto.experiments.trials import Bench, Trial, Way, difference, scheduled
-from tenuto.experiments.ways import BUDGETS, in_full, quality_rows, tried
+from tenuto.experiments.trials import Bench, Trial, Way, scheduled
+from tenuto.experiments.ways import BUDGETS, above, in_full, paired_row, quality_rows, tried
 from tenuto.measure.sensitivity import orientation, scr_and_stable_rank
 from tenuto.policies import anchors
 from tenuto.policies.rankings import Statistic, ranked_lifetimes, statistic_of
@@ -86,15 +86,14 @@ def rankings(lab: Lab) -> Result:
                 ]
         for kind, found in (("held for good", frozen), ("refreshed", fresh)):
             for ranking in list(NAMES)[:-1] if found else ():
-                change, p = difference(found["SCR/Frobenius"], found[ranking], bench.quality)
                 rows.append(
-                    Row.of(
+                    paired_row(
+                        bench,
                         f"{kind}: SCR/Frobenius less {ranking}, {bench.quality}",
-                        name,
-                        None,
-                        change,
-                        holds=change[1] > 0 if kind == "held for good" else None,
-                        note=f"paired, p = {p:.2g}; {ranking} oriented {turned[ranking]:+d}",
+                        (found["SCR/Frobenius"], found[ranking]),
+                        bench.quality,
+                        above if kind == "held for good" else None,
+                        note=f"{{test}}; {ranking} oriented {turned[ranking]:+d}",
                     )
                 )
         both = scr_and_stable_rank(bench.scores)

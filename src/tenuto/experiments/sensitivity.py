@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from tenuto.experiments.lab import Lab
 from tenuto.experiments.operating import SMALL
 from tenuto.experiments.rows import Figure, Panel, Result, Row, spread, verdict_of
-from tenuto.experiments.trials import Bench, difference, scheduled
-from tenuto.experiments.ways import BUDGETS, in_full, spectral, tried
+from tenuto.experiments.trials import Bench, scheduled
+from tenuto.experiments.ways import BUDGETS, in_full, paired_row, spectral, tried, within
 from tenuto.measure.audit import audit, conditioning_of, ddim_betas
 from tenuto.measure.sensitivity import depth_regression, freeze_errors, spearman
 from tenuto.policies.lifetimes import lifetimes_at
@@ -175,17 +175,8 @@ def _reordered(lab: Lab, bench: Bench, b: list[float]) -> list[Row]:
     tried(lab, bench, "full", in_full(bench))
     weights = tried(lab, bench, f"spectral at {budget:g}", spectral(bench, budget))
     product = tried(lab, bench, f"by B at {budget:g}", by_b)
-    change, p = difference(product, weights, bench.quality)
-    return [
-        Row.of(
-            f"order by B less order by the score, {bench.quality}",
-            bench.model.name,
-            None,
-            change,
-            holds=change[1] <= 0 <= change[2],
-            note=f"the paper: marginal; paired, p = {p:.2g}",
-        )
-    ]
+    quantity = f"order by B less order by the score, {bench.quality}"
+    return [paired_row(bench, quantity, (product, weights), bench.quality, within, note="the paper: marginal; {test}")]
 
 
 def _fisher(rho: float, n: int) -> tuple[float, float] | None:

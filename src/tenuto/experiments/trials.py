@@ -7,7 +7,6 @@ numbers, sample by sample, so that it can be noted and two of them can be compar
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
-from itertools import cycle, islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,11 +16,11 @@ from torch import Tensor
 from tenuto.api import score
 from tenuto.errors import UsageError
 from tenuto.executor import Executor
-from tenuto.measure.frontier.cases import CAPTIONS
+from tenuto.measure.frontier.cases import asked_for
 from tenuto.measure.frontier.pictures import Pictures
 from tenuto.measure.frontier.points import everything
-from tenuto.measure.frontier.rows import HIGHEST, timed
-from tenuto.measure.frontier.texts import distinct
+from tenuto.measure.frontier.rows import HIGHEST, timed, work_of
+from tenuto.measure.frontier.texts import distinct, share_of, solved
 from tenuto.measure.judges import Problem, picture_judge, problems, text_judge
 from tenuto.measure.quality import Interval, frechet_interval, mean_interval, paired_frechet_delta, paired_test, psnr
 from tenuto.measure.rivals import Rival
@@ -106,12 +105,9 @@ class _Bench:
     def scores(self) -> Scores:
         return score(self.model)
 
-    def work(self, executor: Executor, share: float) -> tuple[float, float]:
-        """Unit-steps and FLOPs, of the full run's."""
-        if isinstance(executor, Rival):
-            return executor.work, executor.flop_work(self.model.units)
-        schedule = executor.schedule
-        return (share, share) if schedule is None else (share * schedule.budget, share * schedule.flop_budget)
+    @property
+    def on_gpu(self) -> bool:
+        return self.model.device.type == "cuda"
 
 
 class PictureBench(_Bench):
@@ -121,16 +117,13 @@ class PictureBench(_Bench):
     quality = "psnr"
     writes = False
 
-    def __init__(self, model: Model, samples: int, seeds: Sequence[int], batch: int | None = None) -> None:
+    def __init__(self, model: Model, samples: int, seeds: Sequence[int]) -> None:
         super().__init__(model, samples, seeds)
         self.judge = picture_judge(model, model.device)
-        by_class = model.architecture.asks_for == "class"
-        self.labels = list(islice(cycle(range(model.config.classes if by_class else len(CAPTIONS))), samples))
-        wanted = self.labels if by_class else [f"a photo of a {CAPTIONS[i]}" for i in self.labels]
-        at_once = batch or (samples if model.device.type == "cuda" else min(samples, 32))
-        self.case = Pictures(model, self.steps, wanted, seeds, at_once)
+        self.labels, wanted = asked_for(model, samples)
+        self.case = Pictures(model, self.steps, wanted, seeds, samples if self.on_gpu else min(samples, 32))
         self._full: dict[int, tuple[list[Tensor], float]] = {}
-        self._seen: dict[int, Tensor] = {}
+        self._seen: dict[int, tuple[Tensor, Interval]] = {}  # features of the full run, and their Fréchet distance
 
     def trial(self, way: Way, steps: int | None = None, base: int | None = None, solver: Solver = "ddim") -> Trial:
         steps = steps or self.steps
@@ -138,7 +131,7 @@ class PictureBench(_Bench):
         full, full_seconds = self.full(base)
         executor = way(steps, 1)
         images, seconds = self._draw(executor, steps, solver)
-        work, flop_work = self.work(executor, steps / base)
+        work, flop_work = work_of(executor, self.model.units, steps / base)
         alike = torch.cat([psnr(a, b).clamp(max=HIGHEST) for a, b in zip(images, full, strict=True)])
         found = Trial(seconds, full_seconds, work, flop_work, {"psnr": alike.tolist()})
         executor.release()
@@ -154,23 +147,15 @@ class PictureBench(_Bench):
             self._full[steps] = self._draw(Executor(self.model.network, mode="eager"), steps, "ddim")
         return self._full[steps]
 
-    def pictures(self, way: Way, steps: int, count: int, solver: Solver = "ddim") -> Tensor:
-        """Some pictures of the first seed."""
-        return self.case.draw(way(steps, 1), steps, solver, self.seeds[0], count)
-
     def _draw(self, executor: Executor, steps: int, solver: Solver) -> tuple[list[Tensor], float]:
         # Warm-up: on a GPU graphs are recorded, of whole batches; elsewhere one sample will do.
-        self.case.draw(executor, steps, solver, self.seeds[0], self.case.batch if self._on_gpu else 1)
+        self.case.draw(executor, steps, solver, self.seeds[0], self.case.batch if self.on_gpu else 1)
         if isinstance(executor, Rival):
             executor.forget()
         drawn = [
             timed(partial(self.case.draw, executor, steps, solver, seed), self.model.device) for seed in self.seeds
         ]
         return [images for images, _ in drawn], sum(took for _, took in drawn) / (len(drawn) * self.samples)
-
-    @property
-    def _on_gpu(self) -> bool:
-        return self.model.device.type == "cuda"
 
     def _judge(self, found: Trial, images: Tensor, base: int) -> None:
         judge = self.judge
@@ -180,14 +165,16 @@ class PictureBench(_Bench):
         found.values["agreement"] = judge.agrees(images, labels).double().tolist()
         if judge.statistics is None:
             return
-        if base not in self._seen:
-            self._seen[base] = judge.features(torch.cat(self.full(base)[0])).cpu()
         # Eigenvalues of small matrices are a matter for the CPU.
-        seen, full, real = judge.features(images).cpu(), self._seen[base], judge.statistics.to("cpu")
-        if len(seen) > seen.shape[1]:
-            found.figures["fid"] = frechet_interval(seen, real)
-            found.figures["full_fid"] = frechet_interval(full, real)
-            found.figures["fid_delta"] = paired_frechet_delta(seen, full, real)
+        seen, real = judge.features(images).cpu(), judge.statistics.to("cpu")
+        if len(seen) <= seen.shape[1]:
+            return
+        if base not in self._seen:
+            features = judge.features(torch.cat(self.full(base)[0])).cpu()
+            self._seen[base] = features, frechet_interval(features, real)
+        full, full_fid = self._seen[base]
+        found.figures["fid"], found.figures["full_fid"] = frechet_interval(seen, real), full_fid
+        found.figures["fid_delta"] = paired_frechet_delta(seen, full, real)
 
 
 class TextBench(_Bench):
@@ -212,11 +199,12 @@ class TextBench(_Bench):
         steps = steps or self.steps
         base = base or steps
         if base not in self._full:
-            self._full[base] = self._written(_in_full(self.scores, self.model)(base, BLOCKS), base)
+            eager = Executor(self.model.network, everything(self.scores, base), mode="eager")
+            self._full[base] = self._written(eager, base)
         full, full_seconds, full_loss = self._full[base]
         executor = way(steps, BLOCKS)
         tokens, seconds, loss = self._written(executor, steps)
-        work, flop_work = self.work(executor, steps / base)
+        work, flop_work = work_of(executor, self.model.units, steps / base)
         answering = min(ANSWER, max(1, round(ANSWER * steps / self.steps)))
         found = Trial(seconds, full_seconds, work, flop_work, {})
         for task in ("arithmetic", "needle"):
@@ -242,7 +230,7 @@ class TextBench(_Bench):
         def write(asked: list[list[int]]) -> Tensor:
             return generate_tokens(executor, asked, sampling=sampling, batch=len(asked))
 
-        write(prompts[0] if self.model.device.type == "cuda" else prompts[0][:1])  # warm-up
+        write(prompts[0] if self.on_gpu else prompts[0][:1])  # warm-up
         drawn = [timed(partial(write, asked), self.model.device) for asked in prompts]
         tokens = torch.cat([written.cpu() for written, _ in drawn])
         executor.release()
@@ -254,15 +242,9 @@ class TextBench(_Bench):
 
     def _answered(self, executor: Executor, task: str, steps: int, longest: bool = False) -> list[float]:
         """Of each problem whether it was solved; the longest ones only, or each seed's share."""
-        end = self.model.config.eos_token_id
-        sampling = self._sampling(steps, ANSWER)
-        right: list[float] = []
+        sampling, end = self._sampling(steps, ANSWER), self.model.config.eos_token_id
         shares = [self._longest(task)] if longest else [self.some(task, seed) for seed in self.seeds]
-        for posed in shares:
-            written = generate_tokens(executor, [one["prompt"] for one in posed], sampling=sampling, batch=len(posed))
-            expected = [[*one["answer"], end] for one in posed]
-            pairs = zip(written.tolist(), expected, strict=True)
-            right += [float(row[: len(answer)] == answer) for row, answer in pairs]
+        right = [float(one) for posed in shares for one in solved(executor, posed, sampling, end)]
         executor.release()
         return right
 
@@ -275,14 +257,9 @@ class TextBench(_Bench):
         return sorted(self.problems[task], key=lambda one: -len(one["prompt"]))[: self.samples]
 
     def some(self, task: str, seed: int) -> list[Problem]:
-        every = self.problems[task]
-        return [every[(seed * self.samples + i) % len(every)] for i in range(self.samples)]
+        return share_of(self.problems[task], seed, self.samples)
 
 
 def scheduled(model: Model, make: Callable[[int, int], Schedule]) -> Way:
     """The way of a schedule."""
     return lambda steps, blocks: Executor(model.network, make(steps, blocks))
-
-
-def _in_full(scores: Scores, model: Model) -> Way:
-    return lambda steps, blocks: Executor(model.network, everything(scores, steps), mode="eager")

@@ -1,5 +1,7 @@
 """The ways of running that several experiments try, and what is said of them."""
 
+from collections.abc import Callable
+
 from tenuto.experiments.lab import Lab
 from tenuto.experiments.rows import Row
 from tenuto.experiments.trials import Bench, Trial, Way, difference, scheduled
@@ -43,13 +45,13 @@ def tried(
 
     def measure() -> dict[str, object]:
         found = bench.trial(way, steps, base, solver)
-        lab.say(f"{key}  {found.speedup:.2f}x  {told(bench, found)}")
+        lab.say(f"{key}  {found.speedup:.2f}x  {told(found)}")
         return found.to_json()
 
     return Trial.from_json(lab.once(key, measure))
 
 
-def told(bench: Bench, trial: Trial) -> str:
+def told(trial: Trial) -> str:
     """In short, how good it is."""
     parts = [f"{name} {trial.mean(name)[0]:.3g}" for name in trial.values]
     return ", ".join([*parts, *(f"{name} {value:.3g}" for name, (value, _, _) in trial.figures.items())])
@@ -85,6 +87,31 @@ def quality_rows(
         if value in trial.values:
             rows.append(Row.of(f"{way}: {title}", name, None, trial.mean(value)))
     return rows
+
+
+def paired_row(
+    bench: Bench,
+    quantity: str,
+    trials: tuple[Trial, Trial],
+    value: str,
+    holds: Callable[[Interval], bool] | None = None,
+    paper: float | None = None,
+    note: str = "{test}",
+) -> Row:
+    """How much the first is above the second, sample by sample; a note says `{test}` where the test is to be told."""
+    change, p = difference(*trials, value)
+    told = note.format(test=f"paired, p = {p:.2g}")
+    return Row.of(quantity, bench.model.name, paper, change, holds(change) if holds else None, told)
+
+
+def above(change: Interval) -> bool:
+    """By more than the interval."""
+    return change[1] > 0
+
+
+def within(change: Interval) -> bool:
+    """No further off than the interval."""
+    return change[1] <= 0 <= change[2]
 
 
 def relative(change: Interval, base: float) -> Interval:

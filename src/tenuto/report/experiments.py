@@ -1,6 +1,8 @@
 """What experiments found, as tables, figures and one page: the paper's figure, the measured one, and a verdict."""
 
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -199,17 +201,16 @@ def _map(ax: Any, panel: Mapping[str, Any]) -> None:
 
 
 def _pictures(ax: Any, panel: Mapping[str, Any]) -> None:
+    """A sheet for each name, stored as PNG: one below the other."""
     import numpy as np
+    from PIL import Image
 
-    rows = []
-    for pixels in panel["series"].values():
-        images = np.array(pixels, dtype=np.uint8)  # [N, C, H, W]
-        padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=255)
-        rows.append(np.concatenate(list(padded.transpose(0, 2, 3, 1)), axis=1))
-    grid = np.concatenate(rows, axis=0)
-    ax.imshow(grid.squeeze(-1) if grid.shape[-1] == 1 else grid, cmap="gray", interpolation="nearest", aspect="equal")
-    height = grid.shape[0] / len(rows)
-    ax.set_yticks([height * (i + 0.5) for i in range(len(rows))], list(panel["series"]))
+    sheets = [np.asarray(Image.open(BytesIO(b64decode(sheet)))) for sheet in panel["series"].values()]
+    gap = ((1, 1), (0, 0), (0, 0))[: sheets[0].ndim]
+    stacked = np.concatenate([np.pad(sheet, gap, constant_values=255) for sheet in sheets])
+    ax.imshow(stacked, cmap="gray", interpolation="nearest", aspect="equal")
+    height = len(stacked) / len(sheets)
+    ax.set_yticks([height * (i + 0.5) for i in range(len(sheets))], list(panel["series"]))
     ax.set_xticks([])
     ax.spines[:].set_visible(False)
 

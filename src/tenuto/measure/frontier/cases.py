@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
+from typing import Any
 
 from tenuto.errors import UsageError
 from tenuto.measure.frontier.pictures import Pictures, measure_pictures
@@ -55,13 +56,11 @@ def case_of(
             rankings=rankings,
         )
     judge = picture_judge(model, model.device)
-    by_class = model.architecture.asks_for == "class"
-    kinds = model.config.classes if by_class else len(CAPTIONS)
-    labels = list(islice(cycle(range(kinds)), samples))
+    labels, wanted = asked_for(model, samples)
     return Pictures(
         model,
         steps,
-        labels if by_class else [f"a photo of a {CAPTIONS[i]}" for i in labels],
+        wanted,
         range(seeds),
         min(batch, samples),
         judge,
@@ -72,6 +71,13 @@ def case_of(
         rankings,
         ours_only,
     )
+
+
+def asked_for(model: Model, samples: int) -> tuple[list[int], list[Any]]:
+    """What to draw, every class as often as the others: the classes, and what the model is asked for."""
+    by_class = model.architecture.asks_for == "class"
+    labels = list(islice(cycle(range(model.config.classes if by_class else len(CAPTIONS))), samples))
+    return labels, list(labels) if by_class else [f"a photo of a {CAPTIONS[i]}" for i in labels]
 
 
 def measure(

@@ -12,7 +12,7 @@ from tenuto.api import score
 from tenuto.errors import UsageError
 from tenuto.executor import Executor
 from tenuto.measure.frontier.points import BUDGETS, Point, Points, everything
-from tenuto.measure.frontier.rows import HIGHEST, Frontier, Row, Save, cache_bytes, compared, timed
+from tenuto.measure.frontier.rows import HIGHEST, Frontier, Row, Save, cache_bytes, compared, timed, work_of
 from tenuto.measure.judges import PictureJudge
 from tenuto.measure.quality import frechet_interval, mean_interval, paired_frechet_delta, psnr
 from tenuto.measure.rivals import Drifts, Rival, drifts
@@ -141,7 +141,7 @@ class _Measured:
             point.steps,
             point.solver,
             point.budget,
-            *_work(case, point, executor),
+            *work_of(executor, case.model.units, point.steps / case.steps),
             seed,
             len(images),
             seconds,
@@ -186,15 +186,6 @@ def _calibration(case: Pictures) -> Drifts:
     """What SmoothCache looks at before it decides; the time that takes is not counted."""
     few = Pictures(case.model, case.steps, list(case.wanted)[:CALIBRATION], batch=CALIBRATION)
     return drifts(case.model, case.steps, lambda executor: few.draw(executor, case.steps, "ddim", seed=99))
-
-
-def _work(case: Pictures, point: Point, executor: Executor) -> tuple[float, float]:
-    """Unit-steps and FLOPs, of the full run's."""
-    if isinstance(executor, Rival):
-        return executor.work, executor.flop_work(case.model.units)
-    assert point.schedule is not None
-    share = point.steps / case.steps
-    return share * point.schedule.budget, share * point.schedule.flop_budget
 
 
 def _told(case: Pictures, point: Point, rows: Sequence[Row]) -> str:

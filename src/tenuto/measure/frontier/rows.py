@@ -1,7 +1,7 @@
 """What a frontier consists of: rows, and comparisons of two ways of spending the same work."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -10,6 +10,8 @@ import torch
 
 from tenuto.executor import Executor
 from tenuto.measure.quality import Values, mean_interval, paired_test
+from tenuto.measure.rivals import Rival
+from tenuto.units import Unit
 
 Kind = Literal["full", "ours", "option", "paper", "rival"]
 HIGHEST = 200.0  # dB, of pictures that are equal
@@ -109,6 +111,14 @@ def timed(run: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
     result = run()
     wait()
     return result, time.perf_counter() - start
+
+
+def work_of(executor: Executor, units: Sequence[Unit], share: float) -> tuple[float, float]:
+    """Unit-steps and FLOPs, of the full run's; `share` is of its steps."""
+    if isinstance(executor, Rival):
+        return executor.work, executor.flop_work(units)
+    schedule = executor.schedule
+    return (share, share) if schedule is None else (share * schedule.budget, share * schedule.flop_budget)
 
 
 def cache_bytes(executor: Executor, samples: int) -> int | None:

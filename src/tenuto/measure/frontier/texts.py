@@ -55,8 +55,7 @@ class Texts:
 
     def some(self, kind: str, seed: int) -> list[Problem]:
         """The seed's share of the problems; they come round again."""
-        every = self.problems[kind]
-        return [every[(seed * self.count + i) % len(every)] for i in range(self.count)]
+        return share_of(self.problems[kind], seed, self.count)
 
 
 @dataclass(frozen=True)
@@ -228,12 +227,21 @@ def distinct(tokens: list[int]) -> float:
 
 def _right(case: Texts, executor: Executor, kind: str, seed: int) -> float:
     """The share of problems whose answer is exactly the expected one."""
-    posed, end = case.some(kind, seed), case.model.config.eos_token_id
     assert executor.schedule is not None
     sampling = MaskedSampling(steps=executor.schedule.steps, length=case.answer_length, block_length=case.answer_length)
+    return float(np.mean(solved(executor, case.some(kind, seed), sampling, case.model.config.eos_token_id)))
+
+
+def solved(executor: Executor, posed: Sequence[Problem], sampling: MaskedSampling, end: int) -> list[bool]:
+    """Of each problem, whether its answer is exactly the expected one, and ends there."""
     written = generate_tokens(executor, [one["prompt"] for one in posed], sampling=sampling, batch=len(posed))
     answers = [[*one["answer"], end] for one in posed]
-    return float(np.mean([row[: len(answer)] == answer for row, answer in zip(written.tolist(), answers, strict=True)]))
+    return [row[: len(answer)] == answer for row, answer in zip(written.tolist(), answers, strict=True)]
+
+
+def share_of(problems: Sequence[Problem], seed: int, count: int) -> list[Problem]:
+    """A seed's share of the problems; they come round again."""
+    return [problems[(seed * count + i) % len(problems)] for i in range(count)]
 
 
 def _told(case: Texts, point: Point, rows: Sequence[Row]) -> str:
