@@ -4,7 +4,8 @@
 
 A row says of a peer whether it attaches, how much it computes, how fast it is, and whether an evaluation that reuses
 can be recorded in a CUDA graph. A peer that fails keeps its row, with the reason. Weights are random: every peer is
-told when to compute, so none decides by what the network puts out. Results are written after each row.
+told when to compute, so none decides by what the network puts out. Results are written after each row; what the file
+holds of networks that are not measured stays.
 """
 
 import copy
@@ -111,7 +112,7 @@ def plain(module: Any, case: Case, stack: ExitStack) -> Run:
     return Run(module)
 
 
-def whole(module: Any, case: Case, stack: ExitStack, mode: str = "default") -> Run:
+def whole(module: Any, case: Case, stack: ExitStack, mode: str) -> Run:
     return Run(torch.compile(module, dynamic=False, mode=mode))
 
 
@@ -185,17 +186,23 @@ def our_peers(case: Case, *holds: Hold) -> Iterator[Peer]:
             yield Peer(name, partial(ours, mode, compiled, hold), None if mode == "skip" else budget, compiled)
 
 
+def compiled_whole(*modes: str) -> Iterator[Peer]:
+    """Everything computed, the network compiled as a whole; after the others, since tuning takes minutes."""
+    for mode in modes:
+        name = "torch.compile" if mode == "default" else f"torch.compile, {mode}"
+        yield Peer(name, partial(whole, mode=mode), share=1.0, compiles=True)
+
+
 def dit_peers(case: Case) -> Iterator[Peer]:
     named = [r"transformer_blocks\.\d+\.(attn1|ff)"]
     yield Peer("eager", plain)
-    yield Peer("torch.compile", whole, share=1.0, compiles=True)
-    yield Peer("torch.compile, max-autotune", partial(whole, mode="max-autotune"), share=1.0, compiles=True)
     yield Peer("diffusers FirstBlockCache", partial(hooked, first_block, every=EVERY))
     yield Peer("diffusers TaylorSeer, default", partial(hooked, taylorseer))
     yield Peer("diffusers TaylorSeer, attn1 and ff", partial(hooked, partial(taylorseer, names=named)))
     yield Peer("diffusers MagCache", partial(hooked, partial(magcache, case.steps)))
     yield Peer("cache-dit DBCache", dbcache)
     yield from our_peers(case, "branch", "update", "output")
+    yield from compiled_whole("default", "max-autotune")
     yield Peer("eager, again", plain)  # tells whether the machine was the same all along
 
 
@@ -203,6 +210,7 @@ def sdxl_peers(case: Case) -> Iterator[Peer]:
     yield Peer("eager", plain)
     yield Peer("DeepCache", deepcache)
     yield from our_peers(case, "branch", "output")
+    yield from compiled_whole("default")  # max-autotune takes longer than all the rest
     yield Peer("eager, again", plain)  # tells whether the machine was the same all along
 
 
@@ -329,7 +337,7 @@ def reason(error: Exception) -> str:
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="The file to write; what it holds is replaced.")] = RESULTS,
+    out: Annotated[Path, typer.Option(help="The file to write, and to go on from.")] = RESULTS,
     packages: Annotated[Path | None, typer.Option(help="Directory with the packages cache_dit and DeepCache.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Networks: dit, sdxl.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Generations timed; the median counts.")] = 3,
@@ -348,12 +356,16 @@ def main(
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     others = {name: version(name) for name in ("cache-dit", "DeepCache") if find_spec(name.replace("-", "_"))}
     origin = provenance(device, seed=0, peers=others)
-    known: dict[str, Any] = {"provenance": origin, "enable_cache": {}, "rows": []}
+    known: dict[str, Any] = {"provenance": {}, "enable_cache": {}, "rows": []}
+    if out.exists():
+        known = read_json(out, "peers")
     for name, (make, peers_of) in NETWORKS.items():
         if only and name not in only:
             continue
         case = make(where, dtype, tiny)
         known["enable_cache"][type(case.module).__name__] = hasattr(case.module, "enable_cache")
+        known["provenance"][case.network] = origin
+        known["rows"] = [row for row in known["rows"] if row["network"] != case.network]
         base: float | None = None
         for peer in peers_of(case):
             if peer.compiles and not compile:

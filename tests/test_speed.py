@@ -92,4 +92,6 @@ def test_tables_and_picture_show_every_row(subject, tmp_path):
 def test_a_peer_that_does_not_run_keeps_its_line():
     row = {"peer": "theirs", "network": "net", "setting": "s", "ms_per_evaluation": None, "why": "ImportError: no"}
     made = {"command": "c", "commit": "abc", "torch": "2", "diffusers": "0", "hardware": "h", "date": "d", "peers": {}}
-    assert "| theirs | does not run: ImportError: no |" in peers_tables({"provenance": made, "rows": [row]})
+    assert "| theirs | does not run: ImportError: no |" in peers_tables(
+        {"provenance": {row["network"]: made}, "rows": [row]}
+    )

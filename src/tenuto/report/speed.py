@@ -83,16 +83,13 @@ def _bound(row: Mapping[str, Any], ceilings: Mapping[str, float]) -> float:
 
 def peers_tables(known: Mapping[str, Any]) -> str:
     """Our executor beside its peers, in Markdown."""
-    made = known["provenance"]
-    others = ", ".join(f"{name} {number}" for name, number in made["peers"].items())
-    parts = [
-        "# Beside its peers\n",
-        f"`{made['command']}` at {made['commit']}, torch {made['torch']}, diffusers {made['diffusers']}, {others}; "
-        f"{made['hardware']}, {made['date']}. One step of four computed; every peer is told when.\n",
-    ]
-    for network in dict.fromkeys(row["network"] for row in known["rows"]):
+    parts = ["# Beside its peers\n", "One step of four computed; every peer is told when.\n"]
+    for network, made in known["provenance"].items():
         rows = [row for row in known["rows"] if row["network"] == network]
+        versions = {"torch": made["torch"], "diffusers": made["diffusers"], **made["peers"]}
+        others = ", ".join(f"{name} {number}" for name, number in versions.items())
         parts.append(f"## {network}, {rows[0]['setting']}\n")
+        parts.append(f"`{made['command']}` at {made['commit']}, {others}; {made['hardware']}, {made['date']}.\n")
         parts.append(
             "| | ms an evaluation | over eager | computed | hooks | in a CUDA graph |\n|---|---:|---:|---:|---:|---|"
         )
