@@ -151,6 +151,10 @@ def draw(
     pipe: DiffusionPipeline, family: str, steps: int = 12, seed: int = 0, batch: int = 1, **options: Any
 ) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    call = {**prompt(family, seed, batch), "num_inference_steps": steps, "generator": generator, "output_type": "pt"}
+    asked = {
+        key: one.to(pipe._execution_device) if isinstance(one, Tensor) else one
+        for key, one in prompt(family, seed, batch).items()
+    }
+    call = {**asked, "num_inference_steps": steps, "generator": generator, "output_type": "pt"}
     result = pipe(**{**call, **options})
     return result.frames if family == "wan" else result.images

@@ -24,14 +24,15 @@ from diffusers import (
     StableDiffusionInpaintPipeline,
     StableDiffusionXLImg2ImgPipeline,
 )
-from pipelines import BETAS, FAMILIES, draw, tiny
+from pipelines import BETAS, FAMILIES, TRANSFORMERS, draw, tiny
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tenuto
 from tenuto.errors import CheckpointError, ScheduleError, TenutoError, UsageError
 from tenuto.integrations.blocks import sites_of
-from tenuto.integrations.diffusers import names_in, uncompiled
+from tenuto.integrations.diffusers import attach, names_in, uncompiled
+from tenuto.residual import Branch, plain
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Only .* of .* steps compute everything"),  # these generations are short
@@ -61,11 +62,11 @@ def counted(pipe: DiffusionPipeline) -> Iterator[Counter[str]]:
 
 
 def attributes(pipe: DiffusionPipeline) -> dict[str, dict[str, Any]]:
-    """What a pipeline, its scheduler and its denoiser have by themselves; of a scheduler, whose every loop leaves
-    something behind, the names."""
-    parts = {"pipe": pipe, **dict(denoiser_in(pipe).named_modules())}
-    found = {name: {key: id(value) for key, value in vars(one).items()} for name, one in parts.items()}
-    return {**found, "scheduler": dict.fromkeys(vars(pipe.scheduler), 0)}
+    """What a denoiser has by itself; of a pipeline and its scheduler, whose every loop leaves something behind, the
+    names."""
+    modules = dict(denoiser_in(pipe).named_modules())
+    found = {name: {key: id(value) for key, value in vars(one).items()} for name, one in modules.items()}
+    return {**found, "pipe": dict.fromkeys(vars(pipe), 0), "scheduler": dict.fromkeys(vars(pipe.scheduler), 0)}
 
 
 @pytest.fixture
@@ -118,6 +119,20 @@ def test_units_can_be_held_instead_of_the_output(family: str) -> None:
         shares = {unit.computed for unit in tenuto.summary(pipe).per_unit.values()}
         assert len(shares) > 1
     assert torch.equal(draw(pipe, family, steps=8), full)
+
+
+@pytest.mark.parametrize("family", ["dit", *TRANSFORMERS])
+def test_every_unit_finds_its_tokens_in_one_piece(family: str) -> None:
+    """What is cut into patches lies as its pixels do, and sums with it would: norms of those are a copy slower."""
+    pipe, scattered = tiny(family), []
+
+    def residual(unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
+        scattered.extend([unit] * (not h[0].is_contiguous()))
+        return plain(unit, h, branch, gate)
+
+    with attach(denoiser_in(pipe)).using(residual):
+        draw(pipe, family, steps=4)
+    assert not scattered
 
 
 # ------------------------------------------------------------------------------------------------- whatever is drawn

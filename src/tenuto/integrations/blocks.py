@@ -193,6 +193,7 @@ def dit_forward(
     added_cond_kwargs: dict[str, Tensor] | None = None,
 ) -> Tensor:
     """BasicTransformerBlock with AdaLN-Zero: attention and feed-forward, both shifted, scaled and gated."""
+    hidden_states = hidden_states.contiguous()  # patches lie as pixels do at first, and every norm would copy them
     norm1 = block.norm1
 
     def modulation() -> tuple[Tensor, ...]:

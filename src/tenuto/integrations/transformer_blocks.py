@@ -71,7 +71,7 @@ def pixart_forward(
 ) -> Tensor:
     """BasicTransformerBlock with one AdaLN for all blocks: attention, cross-attention without a norm, feed-forward."""
     options = cross_attention_kwargs or {}
-    hidden_states = hidden_states.contiguous()  # as it is after the first addition in diffusers, whose order differs
+    hidden_states = hidden_states.contiguous()  # patches lie as pixels do at first, and every norm would copy them
 
     def modulation() -> tuple[Tensor, ...]:
         assert timestep is not None
