@@ -4,13 +4,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_dit
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from tenuto.errors import ScheduleError
 from tenuto.executor import Executor
-from tenuto.plan import extrapolation_weights
 from tenuto.residual import Deferred, plain
 from tenuto.schedules import Schedule
 
@@ -88,16 +85,6 @@ def test_a_lifetime_holds_for_good():
     toy = Toy()
     run(toy, schedule({"first": "##...", "second": "#####"}), [(1, 1)] * 5)
     assert toy.computed.count("first") == 2
-
-
-@given(st.integers(0, 3), st.integers(1, 6), st.integers(0, 2**32 - 1))
-def test_extrapolation_is_exact_for_polynomials_of_its_degree(degree, ahead, seed):
-    rng = np.random.default_rng(seed)
-    nodes = sorted(rng.choice(20, degree + 1, replace=False).tolist(), reverse=True)
-    polynomial = np.poly1d(rng.integers(-3, 4, degree + 1))
-    at = nodes[0] + ahead
-    got = sum(w * polynomial(n) for w, n in zip(extrapolation_weights(nodes, at), nodes, strict=True))
-    assert got == pytest.approx(polynomial(at), rel=1e-9, abs=1e-6)
 
 
 def test_every_generation_starts_with_nothing_held():

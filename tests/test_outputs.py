@@ -7,8 +7,8 @@ import torch
 import tenuto
 from tenuto.errors import ScheduleError
 from tenuto.executor import Executor
+from tenuto.extrapolation import extrapolation_weights
 from tenuto.measure.check import check
-from tenuto.plan import extrapolation_weights
 from tenuto.schedules import Schedule
 
 UNITS = tuple(f"blocks.{i}.{kind}" for i in range(3) for kind in ("attn", "mlp"))

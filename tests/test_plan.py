@@ -17,8 +17,9 @@ from tenuto import kernels
 from tenuto.chain import chain_of
 from tenuto.errors import ScheduleError, UsageError
 from tenuto.executor import Executor, Slower, executor_for
+from tenuto.extrapolation import extrapolation_weights
 from tenuto.holding import Holding, Padded, Planes, Unplanned
-from tenuto.plan import extrapolation_weights, make_plan
+from tenuto.plan import make_plan
 from tenuto.policies import with_fewer_lifetimes
 from tenuto.residual import plain
 from tenuto.schedules import Schedule

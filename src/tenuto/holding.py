@@ -16,8 +16,9 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from tenuto.chain import Chain
 from tenuto.compilation import computed
 from tenuto.errors import ScheduleError, UsageError
+from tenuto.extrapolation import extrapolation_weights
 from tenuto.kernels import add_held, add_held_planes
-from tenuto.plan import Cell, Moment, Plan, Storage, extrapolation_weights
+from tenuto.plan import Cell, Moment, Plan, Storage
 from tenuto.residual import Branch
 from tenuto.rows import put_, take
 from tenuto.schedules import Schedule

@@ -20,6 +20,7 @@ import torch
 
 from tenuto.chain import Chain, Link
 from tenuto.errors import ScheduleError
+from tenuto.extrapolation import extrapolation_weights
 from tenuto.policies.lifetimes import is_of_lifetimes, with_neighbours_alike
 from tenuto.schedules import Hold, Reuse, Schedule
 
@@ -341,15 +342,3 @@ class _Planner:
 
 def _kind(link: Link) -> Kind:
     return link.shape, link.stride, link.dtype
-
-
-def extrapolation_weights(nodes: Sequence[int], at: int) -> list[float]:
-    """Lagrange's weights: the value at `at` of the polynomial through the values at `nodes` is their weighted sum."""
-    weights = []
-    for i, node in enumerate(nodes):
-        weight = 1.0
-        for j, other in enumerate(nodes):
-            if i != j:
-                weight *= (at - other) / (node - other)
-        weights.append(weight)
-    return weights

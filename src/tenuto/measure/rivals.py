@@ -25,8 +25,8 @@ from torch import Tensor
 
 from tenuto.errors import UsageError
 from tenuto.executor import Executor
+from tenuto.extrapolation import lagrange
 from tenuto.models import Model
-from tenuto.plan import extrapolation_weights
 from tenuto.residual import Branch, plain
 from tenuto.schedules import Hold, Schedule
 from tenuto.units import Unit
@@ -123,7 +123,7 @@ class _Skipping(Run):
             output: Tensor = self._network(*inputs, **named, residual=plain)
             self._outputs.appendleft((self.step, output))
             return output
-        weights = extrapolation_weights([step for step, _ in self._outputs], self.step)
+        weights = lagrange([step for step, _ in self._outputs], self.step)
         newest = self._outputs[0][1]
         total = torch.zeros_like(newest, dtype=torch.promote_types(newest.dtype, torch.float32))
         for weight, (_, output) in zip(weights, self._outputs, strict=True):

@@ -1,0 +1,47 @@
+"""Extrapolation: exact for polynomials where it may be, and never unsteady."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenuto.extrapolation import STEADY, extrapolation_weights, lagrange
+
+steps = st.lists(st.integers(0, 40), min_size=1, max_size=4, unique=True)
+
+
+@given(st.integers(0, 3), st.integers(1, 6), st.integers(0, 2**32 - 1))
+def test_it_is_exact_for_polynomials_of_its_degree(degree, ahead, seed):
+    rng = np.random.default_rng(seed)
+    nodes = sorted(rng.choice(20, degree + 1, replace=False).tolist(), reverse=True)
+    polynomial = np.poly1d(rng.integers(-3, 4, degree + 1))
+    at = nodes[0] + ahead
+    got = sum(w * polynomial(n) for w, n in zip(lagrange(nodes, at), nodes, strict=True))
+    assert got == pytest.approx(polynomial(at), rel=1e-9, abs=1e-6)
+
+
+@given(steps, st.integers(1, 40), st.randoms())
+def test_it_magnifies_no_more_than_is_steady(nodes, ahead, shuffled):
+    at = max(nodes) + ahead
+    weights = dict(zip(nodes, extrapolation_weights(nodes, at), strict=True))
+    assert sum(map(abs, weights.values())) <= STEADY
+    assert sum(weights.values()) == pytest.approx(1)  # what does not change stays as it is
+    latest = sorted(node for node in nodes if weights[node])
+    assert latest == sorted(nodes)[-len(latest) :]
+    more = sorted(nodes)[-len(latest) - 1 :]
+    assert len(latest) == len(nodes) or sum(map(abs, lagrange(more, at))) > STEADY  # as many as may be
+    order = shuffled.sample(nodes, len(nodes))
+    assert dict(zip(order, extrapolation_weights(order, at), strict=True)) == weights
+
+
+@pytest.mark.parametrize(("every", "degrees"), [(2, [3]), (3, [3, 2]), (4, [3, 3, 2]), (8, [3, 3, 3, 3, 2, 2, 2])])
+def test_evenly_refreshed_the_degree_falls_on_the_way_to_the_next(every, degrees):
+    nodes = [0, every, 2 * every, 3 * every]
+    found = [
+        sum(weight != 0 for weight in extrapolation_weights(nodes, nodes[-1] + ahead)) - 1 for ahead in range(1, every)
+    ]
+    assert found == degrees
+
+
+def test_refreshes_near_each_other_and_far_from_here_are_not_drawn_through():
+    assert extrapolation_weights([0, 5, 6], 30) == [0, 0, 1]
