@@ -1,0 +1,5 @@
+"""`python -m tenuto`, where the command itself is not on the path."""
+
+from tenuto.cli import main
+
+main()
