@@ -16,7 +16,7 @@ from tenuto.errors import UsageError
 from tenuto.experiments import EXPERIMENTS, Lab, Row
 from tenuto.experiments import failures as failing
 from tenuto.experiments.rankings import NAMES, PAPER, ranked_way, refreshed_way
-from tenuto.experiments.rows import Figure, Panel, spread, verdict_of
+from tenuto.experiments.rows import Figure, Panel, spread
 from tenuto.experiments.trials import PictureBench, TextBench, Trial, difference
 from tenuto.experiments.ways import in_full, ours, quality_rows, relative, spectral, tried
 from tenuto.journal import Journal
@@ -25,7 +25,7 @@ from tenuto.measure.input_aware import ActivationDrift
 from tenuto.models import Model, llada
 from tenuto.models.llada import LLaDA
 from tenuto.policies.rankings import STATISTICS
-from tenuto.report.experiments import draw, experiment_table, results_page
+from tenuto.report.experiments import draw, experiment_table, results_page, verdict
 from tenuto.report.images import grid, png_bytes
 
 STEPS = 6
@@ -108,9 +108,11 @@ def test_a_claim_holds_unless_the_interval_excludes_it(bench):
 
 def test_verdicts_count():
     rows = [Row("q", "m", 1.0, 2.0, holds=holds) for holds in (True, False, None)]
-    assert verdict_of(rows) == "The claim holds in part here (1 of 2 comparisons)."
-    assert verdict_of(rows[:1]) == "The claim holds here (1 of 1 comparisons)."
-    assert verdict_of(rows[2:]) == "Nothing here can be held against the paper."
+    told = [verdict({"rows": [row.to_json() for row in some], "finding": "So."}) for some in (rows, rows[:1], rows[1:])]
+    assert told[0] == "The claim holds here in 1 of 2 comparisons. So."
+    assert told[1] == "The claim holds here (1 of 1 comparisons). So."
+    assert told[2] == "The claim does not hold here (in 0 of 1 comparisons). So."
+    assert verdict({"rows": [], "finding": ""}) == "Nothing here can be held against the paper."
     assert spread(rows, "q") == "2" and spread(rows, "other") == "nothing measured"
 
 
@@ -142,7 +144,7 @@ def test_an_experiment_writes_rows_a_table_and_its_figure(name, checkpoint, tmp_
     done = CliRunner().invoke(app, ["experiment", name, *arguments])
     assert done.exit_code == 0, done.output
     record = json.loads((tmp_path / f"{name}.json").read_text())
-    assert {"provenance", "claim", "verdict", "rows"} <= set(record)
+    assert {"provenance", "claim", "finding", "rows"} <= set(record)
     assert all({"quantity", "model", "paper", "measured", "interval", "holds"} <= set(row) for row in record["rows"])
     assert record["rows"] and record["provenance"]["seeds"] == 1
     assert experiment_table(record) == (tmp_path / f"{name}.md").read_text()
@@ -225,7 +227,7 @@ def test_a_page_of_one_record_links_its_table():
         "title": "Lifetime maps",
         "claim": "c",
         "where": "w",
-        "verdict": "v.",
+        "finding": "v.",
         "limits": "",
         "figure": None,
         "rows": [Row("q", "m", 1.0, 2.0, (1.0, 3.0), True).to_json()],

@@ -11,7 +11,7 @@ from tenuto.experiments import EXPERIMENTS, Experiment, Lab
 from tenuto.files import check_writable, read_json, write_json, write_text
 from tenuto.journal import Journal
 from tenuto.provenance import provenance
-from tenuto.report.experiments import HEAD, cells, draw, experiment_table, results_page
+from tenuto.report.experiments import HEAD, cells, draw, experiment_table, results_page, verdict
 
 
 def run(
@@ -90,7 +90,7 @@ def _done(
         "title": one.title,
         "claim": one.claim,
         "where": one.where,
-        "verdict": result.verdict,
+        "finding": result.finding,
         "limits": result.limits,
         "rows": [row.to_json() for row in result.rows],
         "figure": result.figure.to_json() if result.figure else None,
@@ -137,7 +137,7 @@ def _html(records: list[dict[str, Any]], folder: Path, path: Path) -> None:
     tables, pictures = [], []
     for record in records:
         rows = [cells(row) for row in record["rows"]]
-        tables.append(Table(record["title"], HEAD, rows, f"The paper: {record['claim']} Here: {record['verdict']}"))
+        tables.append(Table(record["title"], HEAD, rows, f"The paper: {record['claim']} Here: {verdict(record)}"))
         if record["figure"]:
             pictures.append((record["title"], Image.open(folder / f"{record['name']}.png")))
     made = records[0]["provenance"]
@@ -156,7 +156,7 @@ def _tell(record: dict[str, Any]) -> None:
 
     out.print(f"[bold]{record['title']}[/]  ({record['where']})")
     out.print(f"The paper: {record['claim']}", markup=False)
-    out.print(f"Here: {record['verdict']}", markup=False)
+    out.print(f"Here: {verdict(record)}", markup=False)
     table = Table(box=None, pad_edge=False)
     for column in HEAD:
         table.add_column(column, justify="right" if column in ("paper", "measured") else "left")

@@ -5,7 +5,7 @@ import numpy as np
 from tenuto.experiments.lab import Lab
 from tenuto.experiments.operating import SMALL
 from tenuto.experiments.rankings import ranked_way
-from tenuto.experiments.rows import Result, Row, verdict_of
+from tenuto.experiments.rows import Result, Row
 from tenuto.experiments.trials import Bench, PictureBench, Trial, Way, scheduled
 from tenuto.experiments.ways import BUDGETS, above, in_full, ours, paired_row, quality_rows, spectral, tried
 from tenuto.measure.block_caches import block_cache_at, blocks_of, changes, delta_dit
@@ -82,7 +82,7 @@ def comparisons(lab: Lab) -> Result:
                 rows.append(paired_row(bench, quantity, (found["spectral static"], found[other]), "psnr", claim))
     return Result(
         rows,
-        f"{verdict_of(rows)} A comparison holds where the paper's schedule is nearer to the full run than the other by "
+        "A comparison holds where the paper's schedule is nearer to the full run than the other by "
         "more than the interval of the paired difference.",
         limits=SMALL
         + " On transformers, which have no long skips, DeepCache here holds all blocks but the first and last.",

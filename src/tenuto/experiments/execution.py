@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from tenuto.experiments.lab import Lab
-from tenuto.experiments.rows import Result, Row, verdict_of
+from tenuto.experiments.rows import Result, Row, spread
 from tenuto.experiments.trials import Bench
 from tenuto.experiments.ways import BUDGETS
 from tenuto.measure.speed import Row as Timing
@@ -39,10 +39,12 @@ def execution(lab: Lab) -> Result:
             rows.append(
                 Row("peak memory above full inference's, share", bench.model.name, MEMORY.get(bench.family), more)
             )
-    note = "" if gpu else " Graphs need a GPU; here units are skipped by Python."
+    finding = "Graphs need a GPU; here units are skipped by Python."
+    if gpu:
+        finding = f"Jagged graphs are {spread(rows, 'jagged over padded')} times as fast as padded ones."
     return Result(
         rows,
-        verdict_of(rows) + note,
+        finding,
         limits="Small networks leave a GPU idle between launches, which flatters graphs. The full-size networks are "
         "timed by benchmarks/ladder.py; its table is in docs/execution.md.",
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tenuto.executor import Executor
 from tenuto.experiments.lab import Lab
-from tenuto.experiments.rows import Result, Row, verdict_of
+from tenuto.experiments.rows import Result, Row
 from tenuto.experiments.trials import Bench
 from tenuto.experiments.tuning import METHODS, Loss, Method, tune
 from tenuto.measure.quality import Interval, mean_interval
@@ -90,8 +90,7 @@ def freezing(lab: Lab) -> Result:
         )
     return Result(
         rows,
-        f"{verdict_of(rows)} The paper's claims are that SCR chooses better than chance, and comes near full "
-        "fine-tuning.",
+        "The paper's claims are that SCR chooses better than chance, and comes near full fine-tuning.",
         limits=f"A model of five million parameters and a task of {DIGITS} digits; one random choice of frozen units "
         "for each seed.",
     )

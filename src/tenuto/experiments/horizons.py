@@ -3,7 +3,7 @@
 from tenuto.experiments.lab import Lab
 from tenuto.experiments.operating import SMALL
 from tenuto.experiments.rankings import ranked_way
-from tenuto.experiments.rows import Figure, Panel, Result, Row, verdict_of
+from tenuto.experiments.rows import Figure, Panel, Result, Row
 from tenuto.experiments.trials import Trial, difference
 from tenuto.experiments.ways import BUDGETS, above, in_full, ours, paired_row, relative, tried
 
@@ -53,7 +53,7 @@ def horizons(lab: Lab) -> Result:
         panels.append(Panel(bench.model.name, lines, across="steps of the full run", up=bench.quality))
     return Result(
         rows,
-        f"{verdict_of(rows)} A comparison holds where the spectral order is better than depth's or chance's by more "
+        "A comparison holds where the spectral order is better than depth's or chance's by more "
         "than the interval of the paired difference.",
         Figure("lines", panels),
         SMALL,

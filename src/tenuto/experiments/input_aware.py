@@ -2,7 +2,7 @@
 
 from tenuto.experiments.lab import Lab
 from tenuto.experiments.operating import SMALL
-from tenuto.experiments.rows import Result, Row, verdict_of
+from tenuto.experiments.rows import Result, Row
 from tenuto.experiments.trials import Bench, Trial, Way
 from tenuto.experiments.ways import BUDGETS, in_full, ours, paired_row, quality_rows, spectral, tried, within
 from tenuto.measure.input_aware import ActivationDrift
@@ -37,8 +37,7 @@ def input_aware(lab: Lab) -> Result:
         rows += _claims(bench, static, drift)
     return Result(
         rows,
-        f"{verdict_of(rows)} The paper's claims are that drift is slower, and no better than the displayed "
-        "uncertainty.",
+        "The paper's claims are that drift is slower, and no better than the displayed uncertainty.",
         limits=SMALL + " Drift decides for a whole batch at once.",
     )
 

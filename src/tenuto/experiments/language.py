@@ -4,7 +4,7 @@ from functools import partial
 
 from tenuto.experiments.lab import Lab
 from tenuto.experiments.rankings import ranked_way
-from tenuto.experiments.rows import Result, Row, spread, verdict_of
+from tenuto.experiments.rows import Result, Row, spread
 from tenuto.experiments.trials import Trial
 from tenuto.experiments.ways import BUDGETS, above, in_full, ours, paired_row, tried
 from tenuto.measure.quality import Interval
@@ -62,7 +62,7 @@ def language(lab: Lab) -> Result:
         )
     return Result(
         rows,
-        f"{verdict_of(rows)} Short answers do not tell the orders apart. Free continuation does tell holding for "
+        f"Short answers do not tell the orders apart. Free continuation does tell holding for "
         f"good from full inference: the text is likelier by {spread(rows, 'spectral: nats')} nats a token (less is "
         f"worse), under Tenuto's default by {spread(rows, 'default: nats')}.",
         limits="tiny-llada answers two kinds of problem it was trained for, and continues books. Its arithmetic is "

@@ -1,9 +1,10 @@
 """The paper's operating point, untuned: τ = 1 and S_min = 0.1 T on every model. And what becomes of it as τ grows."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tenuto.experiments.lab import Lab
-from tenuto.experiments.rows import Figure, Panel, Result, Row, spread, verdict_of
+from tenuto.experiments.rows import Figure, Panel, Result, Row, spread
 from tenuto.experiments.trials import Bench, Trial
 from tenuto.experiments.ways import BUDGETS, in_full, ours, quality_rows, spectral, tried
 from tenuto.measure.quality import ALIKE
@@ -47,7 +48,7 @@ def operating_points(lab: Lab) -> Result:
         rows += quality_rows(bench, "Tenuto's default", default, full, LOST.get(family, {}), claims=False)
     return Result(
         rows,
-        f"{verdict_of(rows)} At the paper's budgets, units held for good leave pictures at "
+        f"At the paper's budgets, units held for good leave pictures at "
         f"{spread([row for row in rows if row.quantity.startswith('spectral at')], 'dB')} dB from the full run's; "
         f"the same work in Tenuto's default leaves them at {spread(rows, 'default: dB')} dB.",
         limits=SMALL,
@@ -82,12 +83,15 @@ def pareto(lab: Lab) -> Result:
         )
     return Result(
         rows,
-        f"{verdict_of(rows)} From τ = 0.5 to 2 pictures go from "
-        f"{spread([row for row in rows if row.quantity.startswith('τ = 0.5')], 'dB')} to "
-        f"{spread([row for row in rows if row.quantity.startswith('τ = 2')], 'dB')} dB from the full run's.",
+        f"Pictures lie {spread(_at(rows, 0.5), 'dB')} dB from the full run's at τ = 0.5, and "
+        f"{spread(_at(rows, 2), 'dB')} dB at τ = 2.",
         Figure("lines", panels),
         SMALL,
     )
+
+
+def _at(rows: Sequence[Row], tau: float) -> list[Row]:
+    return [row for row in rows if row.quantity.startswith(f"τ = {tau:g}:")]
 
 
 def degraded_little(row: Row) -> Row:
@@ -128,7 +132,7 @@ def maps(lab: Lab) -> Result:
         )
     return Result(
         rows,
-        f"{verdict_of(rows)} In the paper's maps lifetimes grow with depth; here that depends on the network.",
+        "In the paper's maps lifetimes grow with depth.",
         Figure("map", panels),
     )
 

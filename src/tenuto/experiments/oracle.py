@@ -6,7 +6,7 @@ from typing import Any
 from tenuto.executor import Executor
 from tenuto.experiments.lab import Lab
 from tenuto.experiments.operating import SMALL
-from tenuto.experiments.rows import Result, Row, spread, verdict_of
+from tenuto.experiments.rows import Result, Row, spread
 from tenuto.experiments.trials import Bench
 from tenuto.experiments.ways import BUDGETS
 from tenuto.measure.input_aware import TOLERANCE, oracle_replay
@@ -52,7 +52,7 @@ def oracle(lab: Lab) -> Result:
             ]
     return Result(
         rows,
-        f"{verdict_of(rows)} Within a tolerance of {TOLERANCE:g} the search leaves "
+        f"Within a tolerance of {TOLERANCE:g} the search leaves "
         f"{spread(rows, 'within the tolerance: share')} of the unit-steps computed.",
         limits=SMALL + f" Trajectories of {STEPS} steps, one sample a search.",
     )

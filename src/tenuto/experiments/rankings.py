@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tenuto.experiments.lab import Lab
 from tenuto.experiments.operating import SMALL
-from tenuto.experiments.rows import Figure, Panel, Result, Row, verdict_of
+from tenuto.experiments.rows import Figure, Panel, Result, Row
 from tenuto.experiments.trials import Bench, Trial, Way, scheduled
 from tenuto.experiments.ways import BUDGETS, above, in_full, paired_row, quality_rows, tried
 from tenuto.measure.sensitivity import orientation, scr_and_stable_rank
@@ -116,7 +116,7 @@ def rankings(lab: Lab) -> Result:
         )
     return Result(
         rows,
-        f"{verdict_of(rows)} A comparison holds where SCR/Frobenius is better than the other ranking by more than the "
+        "A comparison holds where SCR/Frobenius is better than the other ranking by more than the "
         "interval of the paired difference, units held for good. Every ranking gives out the same lifetimes, and is "
         "oriented by the sign of its correlation with the freeze errors measured on this network.",
         Figure("bars", panels),

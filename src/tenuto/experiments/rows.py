@@ -64,19 +64,10 @@ class Figure:
 @dataclass
 class Result:
     rows: list[Row]
-    verdict: str  # one sentence: whether the claim holds here
+    finding: str  # what to make of the rows, beside how many of the paper's claims hold
     figure: Figure | None = None
     limits: str = ""  # what cannot be concluded from this
     settings: dict[str, Any] = field(default_factory=dict)
-
-
-def verdict_of(rows: Sequence[Row]) -> str:
-    """A sentence on how many of the rows that claim something hold."""
-    said = [row.holds for row in rows if row.holds is not None]
-    if not said:
-        return "Nothing here can be held against the paper."
-    how = "holds" if all(said) else "holds in part" if any(said) else "does not hold"
-    return f"The claim {how} here ({sum(said)} of {len(said)} comparisons)."
 
 
 def spread(rows: Sequence[Row], containing: str) -> str:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from tenuto.experiments.lab import Lab
 from tenuto.experiments.operating import SMALL
-from tenuto.experiments.rows import Figure, Panel, Result, Row, spread, verdict_of
+from tenuto.experiments.rows import Figure, Panel, Result, Row, spread
 from tenuto.experiments.trials import Bench, scheduled
 from tenuto.experiments.ways import BUDGETS, in_full, paired_row, spectral, tried, within
 from tenuto.measure.audit import audit, conditioning_of, ddim_betas
@@ -87,7 +87,7 @@ def freeze_error(lab: Lab) -> Result:
         panels.append(Panel(f"{name}: ρ = {found.rho:.2f}", kinds, across="score", up="freeze error"))
     return Result(
         rows,
-        f"{verdict_of(rows)} Spearman's ρ lies at {spread(rows, 'same step')}; the paper has 0.66 to 0.76.",
+        f"Spearman's ρ lies at {spread(rows, 'same step')}; the paper has 0.66 to 0.76.",
         Figure("scatter", panels),
         SMALL,
     )
@@ -161,8 +161,7 @@ def audited(lab: Lab) -> Result:
         rows += _reordered(lab, bench, noted["b"])
     return Result(
         rows,
-        f"{verdict_of(rows)} Q varies by {spread(rows, 'variation of Q')} of its mean over the units, where the "
-        "paper has 0.26 to 0.41.",
+        f"Q varies by {spread(rows, 'variation of Q')} of its mean over the units, where the paper has 0.26 to 0.41.",
         limits=SMALL + " Few trajectories of few steps: the paper has 128 of 100.",
     )
 

@@ -37,9 +37,9 @@ def experiment_table(record: Mapping[str, Any]) -> str:
     lines = [
         f"# {record['title']}\n",
         f"The paper ({record['where']}): {record['claim']}\n",
-        f"**Here:** {record['verdict']}\n",
+        f"**Here:** {verdict(record)}\n",
         f"`{made['command']}` at {made['commit']}, torch {made['torch']}, {made['hardware']}, {made['date']}; "
-        f"{made['samples']} samples of each of {made['seeds']} seeds; intervals are 95 %.{_origins(made)}\n",
+        f"{_samples(made)}; intervals are 95 %.{_origins(made)}\n",
     ]
     if record.get("limits"):
         lines.append(f"{record['limits']}\n")
@@ -76,9 +76,9 @@ def results_page(records: Sequence[Mapping[str, Any]], folder: str) -> str:
         "|---|---|---|---:|---:|",
     ]
     for record in records:
-        said, made = [row["holds"] for row in record["rows"] if row["holds"] is not None], record["provenance"]
+        said, made = _said(record), record["provenance"]
         lines.append(
-            f"| [{record['title']}](#{_anchor(record['title'])}) | {record['claim']} | {_fact(record['verdict'])} "
+            f"| [{record['title']}](#{_anchor(record['title'])}) | {record['claim']} | {_fact(record)} "
             f"| {sum(said)} of {len(said)} | {made['samples']} × {made['seeds']} |"
         )
     for record in records:
@@ -86,35 +86,58 @@ def results_page(records: Sequence[Mapping[str, Any]], folder: str) -> str:
         lines += [
             f"\n## {record['title']}\n",
             f"*The paper ({record['where']}):* {record['claim']}\n",
-            f"*Here:* {record['verdict']}\n",
+            f"*Here:* {verdict(record)}\n",
         ]
         if record.get("figure"):
             lines.append(f"![{record['title']}]({folder}/{name}.png)\n")
         lines += _rows(_most_telling(record["rows"]))
         lines.append(
             f"\n[Every row]({folder}/{name}.md). `{made['command']}` at {made['commit']}, {made['hardware']}; "
-            f"{made['samples']} samples of each of {made['seeds']} seeds. {record.get('limits', '')}"
+            f"{_samples(made)}. {record.get('limits', '')}"
         )
     return "\n".join(lines) + "\n"
 
 
-def _most_telling(rows: Sequence[Mapping[str, Any]], most: int = 16) -> list[Mapping[str, Any]]:
-    """Those that the paper has a figure for or that claim something, evenly over the models."""
-    telling = [
-        row for row in rows if row["holds"] is not None or (row["paper"] is not None and row["measured"] is not None)
-    ]
-    chosen = telling if telling else list(rows)
-    if len(chosen) <= most:
-        return chosen
-    models = list(dict.fromkeys(row["model"] for row in chosen))
-    each = max(1, most // len(models))
-    return [row for model in models for row in [one for one in chosen if one["model"] == model][:each]]
+def _samples(made: Mapping[str, Any]) -> str:
+    """How many an experiment rests on, in words."""
+    many = f"{made['samples']} sample{'s' * (made['samples'] != 1)}"
+    return f"{many} of one seed" if made["seeds"] == 1 else f"{many} of each of {made['seeds']} seeds"
 
 
-def _fact(verdict: str) -> str:
-    """The first sentence after the verdict itself that has a figure; without one, the verdict."""
-    first, *others = verdict.rstrip(".").split(". ")
-    return next((one for one in others if any(c.isdigit() for c in one)), first) + "."
+def _most_telling(rows: Sequence[Mapping[str, Any]], most: int = 24) -> list[Mapping[str, Any]]:
+    """All that claim something, and of those that the paper has a figure for as many as there is room, evenly over the
+    models."""
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    claims = [i for i, row in enumerate(rows) if row["holds"] is not None]
+    room = max(0, most - len(claims)) // max(1, len(models))
+    chosen = set(claims)
+    for model in models:
+        known = [i for i, row in enumerate(rows) if row["model"] == model and i not in chosen]
+        chosen.update([i for i in known if None not in (rows[i]["paper"], rows[i]["measured"])][:room])
+    return [row for i, row in enumerate(rows) if i in chosen] or list(rows)
+
+
+def verdict(record: Mapping[str, Any]) -> str:
+    """How many of the comparisons that the paper claims something of turn out as it says, and what was found."""
+    said = _said(record)
+    held = f"in {sum(said)} of {len(said)} comparisons"
+    if not said:
+        counted = "Nothing here can be held against the paper."
+    elif all(said):
+        counted = f"The claim holds here ({len(said)} of {len(said)} comparisons)."
+    else:
+        counted = f"The claim holds here {held}." if any(said) else f"The claim does not hold here ({held})."
+    return f"{counted} {record['finding']}".strip()
+
+
+def _said(record: Mapping[str, Any]) -> list[bool]:
+    return [row["holds"] for row in record["rows"] if row["holds"] is not None]
+
+
+def _fact(record: Mapping[str, Any]) -> str:
+    """The first sentence of what was found that has a figure; without one, the verdict's first."""
+    found = [sentence for sentence in record["finding"].rstrip(".").split(". ") if any(c.isdigit() for c in sentence)]
+    return (found or verdict(record).rstrip(".").split(". "))[0] + "."
 
 
 def _anchor(title: str) -> str:
