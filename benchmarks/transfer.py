@@ -52,15 +52,16 @@ AGREE = 35.0  # dB from which on they do
 APART = 100_000  # between the seeds of two rounds
 SURE = 0.05  # p below which a difference is taken for one
 OURS, PARABOLA, LINE = "tenuto", "quadratic, same steps", "linear, same steps"
-LINEAR, HELD, FEWER = "linear", "as it was", "fewer steps"
-RIVALS = (PARABOLA, LINE, LINEAR, HELD, FEWER)
+LINEAR, HELD, FEWER, UNBOUNDED = "linear", "as it was", "fewer steps", "unbounded"
+RIVALS = (UNBOUNDED, PARABOLA, LINE, LINEAR, HELD, FEWER)
 FIRST, NOW = "as first tried", "now"
 NOTATION = (
     "The network's output is held, so a network is one unit and none was changed. Every run is deterministic DDIM "
     "over the network's own noise levels. *dB* is to the run that evaluates at every step: 10 log₁₀ of peak² over the "
     "mean squared distance, averaged over samples, the peak being the range (largest less smallest value) of the "
     "samples of the network's longest full run; ± is half a 95 % interval, and the number of evaluations stands in "
-    "brackets. *same steps* evaluates where ours does, and extrapolates by another polynomial; *linear* and *as it "
+    "brackets. *unbounded* extrapolates by the full degree, whatever it magnifies; *same steps* evaluates where ours "
+    "does, and extrapolates by another polynomial; *linear* and *as it "
     "was* refresh at even distances up to the end, and extrapolate the last two outputs or repeat the last; *fewer "
     "steps* is the same solver with as many evaluations as ours. Differences are ours less the other, sample by "
     "sample, p by flipped signs, not corrected for their number.\n\n"
@@ -176,10 +177,10 @@ def magnified_by(most: float) -> Iterator[None]:
         extrapolation.STEADY = own
 
 
-def schedules(ours: Schedule, scores: Scores) -> dict[str, Schedule]:
-    """Ours, and its rivals: with as many evaluations, or as near to that as they come."""
+def schedules(ours: Schedule, scores: Scores, most: float) -> dict[str, tuple[Schedule, float]]:
+    """Ours, and its rivals, with what each may magnify: with as many evaluations, or as near to that as they come."""
     plain = partial(refresh, scores, ours.steps, budget=ours.budget, opening=False, closing=0, hold="output")
-    return {
+    ways = {
         OURS: ours,
         PARABOLA: replace(ours, reuse="quadratic"),
         LINE: replace(ours, reuse="linear"),
@@ -187,6 +188,7 @@ def schedules(ours: Schedule, scores: Scores) -> dict[str, Schedule]:
         HELD: plain(reuse="hold"),
         FEWER: refresh(scores, evaluations(ours), every=1),
     }
+    return {UNBOUNDED: (ours, math.inf), **{way: (schedule, most) for way, schedule in ways.items()}}
 
 
 def evaluations(schedule: Schedule) -> int:
@@ -253,8 +255,9 @@ def measure(
         for (default, (choose, most)), budget in product(DEFAULTS.items(), budgets):
             where = {"model": denoiser.name, "default": default, "base_steps": count, "budget": budget}
             found: dict[str, Tensor] = {}
-            for way, schedule in schedules(choose(drawn.scores, count, budget), drawn.scores).items():
-                with magnified_by(most):
+            tried = schedules(choose(drawn.scores, count, budget), drawn.scores, most)
+            for way, (schedule, magnified) in tried.items():
+                with magnified_by(magnified):
                     made = drawn.by(schedule)
                 likeness, found[way] = _likeness(made, full, truth, peak)
                 rows.append({**where, "way": way, "evaluations": evaluations(schedule), **likeness})
@@ -503,12 +506,12 @@ def _ways(record: Mapping[str, Any], name: str, default: str) -> list[str]:
     lines = []
     for (steps, budget), ways in _points(record, name, default):
         cells = [f"{_interval(ways[way])} ({ways[way]['evaluations']})" for way in (OURS, *RIVALS)]
-        for rival in (LINE, LINEAR, FEWER):
+        for rival in (UNBOUNDED, LINE, LINEAR, FEWER):
             one = _comparison(record, name, default, steps, budget, rival)
             p = f"p = {one['p']:.2g}" if one["p"] >= 0.001 else "p < 0.001"
             cells.append(f"{one['difference']:+.1f} [{one['low']:+.1f}, {one['high']:+.1f}] {p}")
         lines.append([str(steps), f"{budget:g}", *cells])
-    titles = ["steps", "budget", OURS, *RIVALS, *(f"less {rival}" for rival in (LINE, LINEAR, FEWER))]
+    titles = ["steps", "budget", OURS, *RIVALS, *(f"less {rival}" for rival in (UNBOUNDED, LINE, LINEAR, FEWER))]
     return [f"The default {default}:\n", *_table(titles, lines), ""]
 
 
