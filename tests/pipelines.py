@@ -158,3 +158,30 @@ def draw(
     call = {**asked, "num_inference_steps": steps, "generator": generator, "output_type": "pt"}
     result = pipe(**{**call, **options})
     return result.frames if family == "wan" else result.images
+
+
+def evaluation(family: str) -> dict[str, Any]:
+    """What a pipeline gives its transformer at a step, without values."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    if family == "dit":
+        return {
+            "hidden_states": empty(2, 4, 8, 8),
+            "timestep": empty(2),
+            "class_labels": empty(2, dtype=torch.long),
+        }
+    given = {"encoder_hidden_states": empty(2, 5, 12), "timestep": empty(2)}
+    if family == "flux":
+        ids = {"img_ids": empty(16, 3), "txt_ids": empty(5, 3)}
+        given |= {"hidden_states": empty(2, 16, FLUX["in_channels"]), **ids}
+    elif family == "wan":
+        given["hidden_states"] = empty(2, 16, 2, 2, 2)
+    else:
+        given["hidden_states"] = empty(2, 4, 8, 8)
+    if family in ("sd3", "flux"):
+        given["pooled_projections"] = empty(2, 10)
+    if family == "pixart":
+        given["added_cond_kwargs"] = {"resolution": None, "aspect_ratio": None}
+    return given

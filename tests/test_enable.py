@@ -24,9 +24,10 @@ from diffusers import (
     StableDiffusionInpaintPipeline,
     StableDiffusionXLImg2ImgPipeline,
 )
-from pipelines import BETAS, FAMILIES, TRANSFORMERS, draw, tiny
+from pipelines import BETAS, FAMILIES, TRANSFORMERS, draw, evaluation, tiny
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import tenuto
 from tenuto.errors import CheckpointError, ScheduleError, TenutoError, UsageError
@@ -133,6 +134,30 @@ def test_every_unit_finds_its_tokens_in_one_piece(family: str) -> None:
     with attach(denoiser_in(pipe)).using(residual):
         draw(pipe, family, steps=4)
     assert not scattered
+
+
+class Elsewhere(TorchDispatchMode):
+    """Notes what is done with a tensor that lies on the CPU, or reads a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        leaves = tree_leaves((args, kwargs, result))
+        if any(isinstance(leaf, Tensor) and leaf.device.type == "cpu" for leaf in leaves) or "scalar" in str(function):
+            self.seen.append(str(function))
+        return result
+
+
+@pytest.mark.parametrize("family", ["dit", *TRANSFORMERS])
+def test_an_evaluation_stays_on_its_device_so_that_it_can_be_recorded(family: str) -> None:
+    """A CUDA graph records no copy from the host, and nothing that waits for a value."""
+    denoiser = denoiser_in(tiny(family)).to("meta")
+    with attach(denoiser).using(plain), Elsewhere() as elsewhere, torch.inference_mode():
+        denoiser(**evaluation(family), return_dict=False)
+    assert not elsewhere.seen
 
 
 # ------------------------------------------------------------------------------------------------- whatever is drawn
