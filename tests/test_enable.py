@@ -283,6 +283,11 @@ def test_a_batch_that_changes_on_the_way_begins_anew(pipe: DiffusionPipeline) ->
     with tenuto.accelerated(pipe, every=4, opening=False, closing=0):
         draw(pipe, "sd1", **call)
         assert [step.work == 1 for step in tenuto.summary(pipe).per_step] == EVERY_FOURTH
+        schedule = tenuto.schedule(pipe, steps=12, every=4, opening=False, closing=0)
+    with tenuto.accelerated(pipe, schedule=schedule):
+        with pytest.warns(UserWarning, match="12 evaluations .* 8 are left"):
+            draw(pipe, "sd1", **call)
+        assert [step.work == 1 for step in tenuto.summary(pipe).per_step] == [*EVERY_FOURTH[:4], *[True] * 8]
 
 
 def test_guidance_that_skips_layers_for_some_steps_has_a_lane_of_its_own() -> None:

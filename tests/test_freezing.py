@@ -1,5 +1,7 @@
 """Training-time freezing: what is frozen stays, what is counted is trained, and every method learns."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from test_llada import TINY as LLADA
 import tenuto
 from tenuto.errors import UsageError
 from tenuto.experiments import tuning as freezing
+from tenuto.experiments.freezing import DIGITS, _Task
 from tenuto.models import Model, llada
 from tenuto.models.llada import LLaDA
 from tenuto.policies import statistic_of
@@ -111,3 +114,18 @@ def test_nonsense_is_refused(dit):
         freezing.tune(dit, scores, "full", dit_loss(), steps=0)
     with pytest.raises(UsageError, match="between 0 and 1"):
         freezing.tune(dit, scores, "scr", dit_loss(), steps=1, share=40)
+
+
+def test_all_of_an_answer_is_hidden_where_its_likelihood_is_told():
+    task, seen = _Task(tenuto.load("tiny-llada"), 0), []
+
+    def network(given):
+        seen.append(given)
+        return torch.zeros(*given.shape, task.model.config.vocab_size)
+
+    told = task.likelihood(network)
+    tokens, answer = task._rows(task.questions)
+    assert torch.equal(seen[0] == task.mask, answer) and torch.equal(seen[0][~answer], tokens[~answer])
+    digits = task.model.tokenizer.decode(tokens[0][answer[0]].tolist())
+    assert digits.replace(" ", "").startswith(f"{task.questions[0]:0{DIGITS}d}"[::-1])
+    assert told == pytest.approx([-math.log(task.model.config.vocab_size)] * len(task.questions))

@@ -10,7 +10,7 @@ from tenuto.errors import TenutoError, UsageError, first_line
 from tenuto.experiments import EXPERIMENTS, Experiment, Lab
 from tenuto.files import check_writable, read_json, write_json, write_text
 from tenuto.journal import Journal
-from tenuto.provenance import provenance
+from tenuto.provenance import commit, hardware, provenance
 from tenuto.report.experiments import HEAD, cells, draw, experiment_table, results_page, verdict
 
 
@@ -35,7 +35,8 @@ def run(
     notes = folder / ".trials.jsonl"
     if not resume:
         notes.unlink(missing_ok=True)
-    journal = Journal(notes, {"tenuto": __version__})
+    # What other code or another machine measured is not mixed with this.
+    journal = Journal(notes, {"tenuto": __version__, "commit": commit(), "hardware": hardware(place)})
     records, failed = [], {}
     for one in chosen:
         on = [str(checkpoint)] if checkpoint else models or list(one.models)
@@ -92,6 +93,7 @@ def _done(
         "where": one.where,
         "finding": result.finding,
         "limits": result.limits,
+        "rests_on": result.rests_on,
         "rows": [row.to_json() for row in result.rows],
         "figure": result.figure.to_json() if result.figure else None,
     }
@@ -140,12 +142,12 @@ def _html(records: list[dict[str, Any]], folder: Path, path: Path) -> None:
         tables.append(Table(record["title"], HEAD, rows, f"The paper: {record['claim']} Here: {verdict(record)}"))
         if record["figure"]:
             pictures.append((record["title"], Image.open(folder / f"{record['name']}.png")))
-    made = records[0]["provenance"]
+    made = [record["provenance"] for record in records]
     write_page(
         path,
         title="The paper's experiments, done again",
         lead="What the paper says, what was measured on the reference models, and whether the claim holds there.",
-        facts={key: made[key] for key in ("commit", "torch", "hardware", "date")},
+        facts={key: ", ".join(sorted({one[key] for one in made})) for key in ("commit", "torch", "hardware", "date")},
         pictures=pictures,
         tables=tables,
     )

@@ -1,5 +1,7 @@
 """Fewer steps in the full run: does the order of the units still matter when each step counts for more?"""
 
+import math
+
 from tenuto.experiments.lab import Lab
 from tenuto.experiments.operating import SMALL
 from tenuto.experiments.rankings import ranked_way
@@ -36,19 +38,20 @@ def horizons(lab: Lab) -> Result:
         lines: dict[str, list[tuple[float, float]]] = {order: [] for order in (*ORDERS, "Tenuto's default")}
         for steps in HORIZONS:
             count = _steps(steps, text)
+            title = f"T = {steps}" if count == steps else f"T = {steps}, here {count}"
             budget = BUDGETS.get(bench.family, 0.35)
             full = tried(lab, bench, "full", in_full(bench), count)
             found: dict[str, Trial] = {}
             for place, order in enumerate(ORDERS):
                 found[order] = tried(lab, bench, f"{order} at {budget:g}", ranked_way(bench, order, budget), count)
                 claimed = PAPER.get(bench.family, {}).get(steps)
-                rows.append(_row(bench.model.name, steps, order, found[order], full, text, claimed and claimed[place]))
+                rows.append(_row(bench.model.name, title, order, found[order], full, text, claimed and claimed[place]))
                 lines[order].append((steps, found[order].mean(bench.quality)[0]))
             default = tried(lab, bench, f"tenuto at {budget:g}", ours(bench, budget), count)
-            rows.append(_row(bench.model.name, steps, "Tenuto's default", default, full, text, None))
+            rows.append(_row(bench.model.name, title, "Tenuto's default", default, full, text, None))
             lines["Tenuto's default"].append((steps, default.mean(bench.quality)[0]))
             for other in ORDERS[1:]:
-                quantity = f"T = {steps}: spectral less {other}, {bench.quality}"
+                quantity = f"{title}: spectral less {other}, {bench.quality}"
                 rows.append(paired_row(bench, quantity, (found["spectral"], found[other]), bench.quality, above))
         panels.append(Panel(bench.model.name, lines, across="steps of the full run", up=bench.quality))
     return Result(
@@ -62,16 +65,16 @@ def horizons(lab: Lab) -> Result:
 
 def _steps(steps: int, text: bool) -> int:
     """Text is written in four blocks, so its steps are a multiple of four, and at most one a token."""
-    return max(4, 4 * round(steps / 4)) if text else steps
+    return max(4, 4 * math.ceil(steps / 4)) if text else steps
 
 
-def _row(model: str, steps: int, order: str, trial: Trial, full: Trial, text: bool, claimed: float | None) -> Row:
+def _row(model: str, title: str, order: str, trial: Trial, full: Trial, text: bool, claimed: float | None) -> Row:
     if text:
         change, _ = difference(trial, full, "arithmetic")
         paper = None if claimed is None else claimed / 100
-        return Row.of(f"T = {steps}: {order}, arithmetic, change in right answers", model, paper, change)
+        return Row.of(f"{title}: {order}, arithmetic, change in right answers", model, paper, change)
     if "fid_delta" in trial.figures:
         shares = relative(trial.figures["fid_delta"], trial.figures["full_fid"][0])
         paper = None if claimed is None else claimed / 2.27
-        return Row.of(f"T = {steps}: {order}, FID above full inference's, share of it", model, paper, shares)
-    return Row.of(f"T = {steps}: {order}, dB to the full run's picture", model, None, trial.mean("psnr"))
+        return Row.of(f"{title}: {order}, FID above full inference's, share of it", model, paper, shares)
+    return Row.of(f"{title}: {order}, dB to the full run's picture", model, None, trial.mean("psnr"))

@@ -63,8 +63,8 @@ def language(lab: Lab) -> Result:
     return Result(
         rows,
         f"Short answers do not tell the orders apart. Free continuation does tell holding for "
-        f"good from full inference: the text is likelier by {spread(rows, 'spectral: nats')} nats a token (less is "
-        f"worse), under Tenuto's default by {spread(rows, 'default: nats')}.",
+        f"good from full inference: its likelihood changes by {spread(rows, 'spectral: nats')} nats a token, "
+        f"under Tenuto's default by {spread(rows, 'default: nats')}.",
         limits="tiny-llada answers two kinds of problem it was trained for, and continues books. Its arithmetic is "
         "sums of two numbers, not GSM8K; code, summaries and long contexts need the full-size model.",
     )

@@ -11,7 +11,6 @@ from tenuto.measure.quality import ALIKE
 from tenuto.policies import lifetimes
 
 TAU = 1.0
-LITTLE = 0.1  # nats a token
 SPEEDUPS = {"llada": 3.0, "dit": 3.0, "uvit": 2.8, "unet": 3.0}
 # What the paper says is lost: FID as a share of full inference's, right answers as a share of all.
 LOST: dict[str, dict[str, float]] = {
@@ -95,12 +94,11 @@ def _at(rows: Sequence[Row], tau: float) -> list[Row]:
 
 
 def degraded_little(row: Row) -> Row:
-    """Up to τ = 1 the paper has little degradation: pictures hard to tell apart, and text as likely as before."""
-    least = {"dB to the full": ALIKE, "text is likelier": -LITTLE}
-    claimed = next((value for words, value in least.items() if words in row.quantity), None)
-    if claimed is None or row.measured is None:
+    """Up to τ = 1 the paper has little degradation: pictures hard to tell apart. (That text is likely says little:
+    repetition is.)"""
+    if "dB to the full" not in row.quantity or row.measured is None:
         return row
-    return replace(row, holds=row.measured >= claimed, note=f"little degradation: {claimed:g} at least")
+    return replace(row, holds=row.measured >= ALIKE, note=f"little degradation: {ALIKE:g} at least")
 
 
 def maps(lab: Lab) -> Result:

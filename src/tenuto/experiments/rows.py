@@ -1,7 +1,7 @@
 """What an experiment finds: the paper's figure beside the measured one, and whether the claim holds."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tenuto.measure.quality import Interval
@@ -67,7 +67,7 @@ class Result:
     finding: str  # what to make of the rows, beside how many of the paper's claims hold
     figure: Figure | None = None
     limits: str = ""  # what cannot be concluded from this
-    settings: dict[str, Any] = field(default_factory=dict)
+    rests_on: str = ""  # how many of what, where it is not the samples of every seed
 
 
 def spread(rows: Sequence[Row], containing: str) -> str:

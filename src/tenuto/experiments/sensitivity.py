@@ -17,6 +17,7 @@ from tenuto.policies.rankings import lifetimes_by
 
 STEPS = 20  # of the runs in which units are frozen one by one
 FROZEN = 0.35  # of the steps are computed before
+ENOUGH = 10  # pairs, to claim anything of their difference
 SPEARMAN = {"llada": 0.76, "dit": 0.70, "uvit": 0.66, "unet": 0.71}
 # β of SCR, its standard error, R² of depth alone and of all
 REGRESSION = {
@@ -175,7 +176,8 @@ def _reordered(lab: Lab, bench: Bench, b: list[float]) -> list[Row]:
     weights = tried(lab, bench, f"spectral at {budget:g}", spectral(bench, budget))
     product = tried(lab, bench, f"by B at {budget:g}", by_b)
     quantity = f"order by B less order by the score, {bench.quality}"
-    return [paired_row(bench, quantity, (product, weights), bench.quality, within, note="the paper: marginal; {test}")]
+    claim = within if len(weights.values[bench.quality]) >= ENOUGH else None
+    return [paired_row(bench, quantity, (product, weights), bench.quality, claim, note="the paper: marginal; {test}")]
 
 
 def _fisher(rho: float, n: int) -> tuple[float, float] | None:

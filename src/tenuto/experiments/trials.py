@@ -219,12 +219,12 @@ class TextBench(_Bench):
     def sample(self, steps: int, count: int | None = None) -> Callable[[Executor], Tensor]:
         """Answers of as many tokens as steps, so that one is written at each."""
         asked = [problem["prompt"] for problem in self.some("text", self.seeds[0])[:count]]
-        sampling = self._sampling(steps, steps)
+        sampling = self.sampling(steps, steps)
         return lambda executor: generate_tokens(executor, asked, sampling=sampling, batch=len(asked))
 
     def _written(self, executor: Executor, steps: int) -> tuple[Tensor, float, Tensor | None]:
         """Continuations, seconds each, and how unlikely the judge finds them."""
-        sampling = self._sampling(steps, LENGTH, BLOCKS)
+        sampling = self.sampling(steps, LENGTH, BLOCKS)
         prompts = [[one["prompt"] for one in self.some("text", seed)] for seed in self.seeds]
 
         def write(asked: list[list[int]]) -> Tensor:
@@ -242,13 +242,13 @@ class TextBench(_Bench):
 
     def _answered(self, executor: Executor, task: str, steps: int, longest: bool = False) -> list[float]:
         """Of each problem whether it was solved; the longest ones only, or each seed's share."""
-        sampling, end = self._sampling(steps, ANSWER), self.model.config.eos_token_id
+        sampling, end = self.sampling(steps, ANSWER), self.model.config.eos_token_id
         shares = [self._longest(task)] if longest else [self.some(task, seed) for seed in self.seeds]
         right = [float(one) for posed in shares for one in solved(executor, posed, sampling, end)]
         executor.release()
         return right
 
-    def _sampling(self, steps: int, length: int, blocks: int = 1) -> MaskedSampling:
+    def sampling(self, steps: int, length: int, blocks: int = 1) -> MaskedSampling:
         """Ends are judged, or not looked at; so there is no stopping at one, and all take as many steps."""
         remasking = self.model.architecture.remasking
         return MaskedSampling(steps, length, length // blocks, remasking=remasking, stop_at_eos=False)

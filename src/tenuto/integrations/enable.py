@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import get_ident
+from threading import Lock, get_ident
 from typing import Any, Literal, get_args
 
 from diffusers import DiffusionPipeline
@@ -195,6 +195,7 @@ class Denoiser:
         self._warn = warn
         self._schedules: dict[int, Schedule | None] = {}  # by number of evaluations
         self.executors: dict[tuple[int, int], Executor] = {}  # the same, and the lane
+        self._starting = Lock()  # one thread at a time
         self._call: Callable[..., Any]  # of the denoiser as it was
         if isinstance(vars(self.outer).get(COMPILED), Replacement):
             raise UsageError(
@@ -256,7 +257,7 @@ class Denoiser:
 
     def release(self, besides: int | None = None) -> None:
         """Let go of the graphs, but for those of this number of steps."""
-        for (steps, _), executor in self.executors.items():
+        for (steps, _), executor in list(self.executors.items()):
             if steps != besides:
                 executor.release()
 
@@ -264,7 +265,13 @@ class Denoiser:
         """For this many evaluations; None means all of them in full."""
         given = self.request.given
         if given is not None:
-            return given if given.steps == steps else None
+            if given.steps == steps:
+                return given
+            self._warn(
+                f"The schedule that was given is for {given.steps} evaluations of the {self.name}, and {steps} are "
+                "left here: they are computed in full. A budget makes a schedule for any number."
+            )
+            return None
         if steps not in self._schedules:
             self._schedules[steps] = self._made(steps)
         return self._schedules[steps]
@@ -283,13 +290,14 @@ class Denoiser:
 
     def start(self, schedule: Schedule, lane: int) -> Generation:
         key = self.key(schedule, lane)
-        executor = self.executors.pop(key, None)
-        if executor is None:
-            self.release(besides=schedule.steps)  # graphs are recorded again when they are needed
-            while len(self.executors) >= KEPT:
-                del self.executors[next(iter(self.executors))]
-            executor = self._executor(schedule)
-        self.executors[key] = executor  # the newest last
+        with self._starting:
+            executor = self.executors.pop(key, None)
+            if executor is None:
+                self.release(besides=schedule.steps)  # graphs are recorded again when they are needed
+                while len(self.executors) >= KEPT:
+                    del self.executors[next(iter(self.executors))]
+                executor = self._executor(schedule)
+            self.executors[key] = executor  # the newest last
         return executor.start()
 
     def _executor(self, schedule: Schedule) -> Executor:

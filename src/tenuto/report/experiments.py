@@ -39,7 +39,7 @@ def experiment_table(record: Mapping[str, Any]) -> str:
         f"The paper ({record['where']}): {record['claim']}\n",
         f"**Here:** {verdict(record)}\n",
         f"`{made['command']}` at {made['commit']}, torch {made['torch']}, {made['hardware']}, {made['date']}; "
-        f"{_samples(made)}; intervals are 95 %.{_origins(made)}\n",
+        f"{_samples(record)}; intervals are 95 %.{_origins(made)}\n",
     ]
     if record.get("limits"):
         lines.append(f"{record['limits']}\n")
@@ -48,9 +48,9 @@ def experiment_table(record: Mapping[str, Any]) -> str:
 
 
 def _origins(made: Mapping[str, Any]) -> str:
-    """Where the trials were measured, if not all of them on one machine."""
+    """Where the trials were measured, if not all of them where the command was run."""
     trials: Mapping[str, int] = made.get("trials", {})
-    if len(trials) < 2:
+    if set(trials) <= {f"{made['hardware']}, commit {made['commit']}"}:
         return ""
     return " Trials: " + "; ".join(f"{count} on {origin}" for origin, count in trials.items()) + "."
 
@@ -77,9 +77,10 @@ def results_page(records: Sequence[Mapping[str, Any]], folder: str) -> str:
     ]
     for record in records:
         said, made = _said(record), record["provenance"]
+        rests_on = record.get("rests_on") or f"{made['samples']} × {made['seeds']}"
         lines.append(
             f"| [{record['title']}](#{_anchor(record['title'])}) | {record['claim']} | {_fact(record)} "
-            f"| {sum(said)} of {len(said)} | {made['samples']} × {made['seeds']} |"
+            f"| {sum(said)} of {len(said)} | {rests_on} |"
         )
     for record in records:
         name, made = record["name"], record["provenance"]
@@ -93,13 +94,16 @@ def results_page(records: Sequence[Mapping[str, Any]], folder: str) -> str:
         lines += _rows(_most_telling(record["rows"]))
         lines.append(
             f"\n[Every row]({folder}/{name}.md). `{made['command']}` at {made['commit']}, {made['hardware']}; "
-            f"{_samples(made)}. {record.get('limits', '')}"
+            f"{_samples(record)}.{_origins(made)} {record.get('limits', '')}"
         )
     return "\n".join(lines) + "\n"
 
 
-def _samples(made: Mapping[str, Any]) -> str:
+def _samples(record: Mapping[str, Any]) -> str:
     """How many an experiment rests on, in words."""
+    if rests_on := record.get("rests_on"):
+        return str(rests_on)
+    made = record["provenance"]
     many = f"{made['samples']} sample{'s' * (made['samples'] != 1)}"
     return f"{many} of one seed" if made["seeds"] == 1 else f"{many} of each of {made['seeds']} seeds"
 

@@ -235,8 +235,12 @@ def _right(case: Texts, executor: Executor, kind: str, seed: int) -> float:
 def solved(executor: Executor, posed: Sequence[Problem], sampling: MaskedSampling, end: int) -> list[bool]:
     """Of each problem, whether its answer is exactly the expected one, and ends there."""
     written = generate_tokens(executor, [one["prompt"] for one in posed], sampling=sampling, batch=len(posed))
+    return as_expected(written.tolist(), posed, end)
+
+
+def as_expected(written: Sequence[Sequence[int]], posed: Sequence[Problem], end: int) -> list[bool]:
     answers = [[*one["answer"], end] for one in posed]
-    return [row[: len(answer)] == answer for row, answer in zip(written.tolist(), answers, strict=True)]
+    return [row[: len(answer)] == answer for row, answer in zip(written, answers, strict=True)]
 
 
 def share_of(problems: Sequence[Problem], seed: int, count: int) -> list[Problem]:
