@@ -344,7 +344,8 @@ def _legend(figure: Any, points: Sequence[Point], looks: Mapping[str, Mapping[st
         if ways := [way for way in looks if kinds.get(way) == kind]:
             handles.append(Line2D([], [], linestyle="none", label=heading))
             handles += [Line2D([], [], label=fill(way, 30), **looks[way]) for way in ways]
-    legend = figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=8, handlelength=2.6)
+    look: dict[str, Any] = {"frameon": False, "fontsize": 8, "handlelength": 2.6, "borderaxespad": 1.5}
+    legend = figure.legend(handles=handles, loc="outside right upper", **look)
     for handle, text in zip(handles, legend.get_texts(), strict=True):
         if handle.get_marker() == "None":
             text.set(weight="bold", x=-3.4 * 8 / 72 * figure.dpi)  # to the left of the lines
