@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import transfer
 from transfer import OURS, RIVALS, Denoiser, Levels
 
+from tenuto import extrapolation
 from tenuto.measure.frontier.rows import HIGHEST
 from tenuto.policies import refresh
 
@@ -86,7 +87,7 @@ def test_with_the_whole_budget_the_output_is_that_of_the_full_run(denoiser: Deno
 
 def test_at_a_quarter_the_network_is_evaluated_as_often_as_the_row_says(denoiser: Denoiser) -> None:
     scores = transfer.one_unit("made up", denoiser.module)
-    for way, schedule in transfer.schedules(transfer.first_tried(scores, 20, 0.25), scores).items():
+    for way, (schedule, _) in transfer.schedules(transfer.first_tried(scores, 20, 0.25), scores, math.inf).items():
         before = denoiser.module.calls
         transfer.draw(denoiser, schedule, seeds=[0], samples=4)
         assert denoiser.module.calls - before == transfer.evaluations(schedule) == 5, way
@@ -97,6 +98,13 @@ def test_what_was_first_tried_stays_what_it_was(denoiser: Denoiser) -> None:
     many, few = (transfer.first_tried(scores, steps, 0.25) for steps in (50, 20))
     assert (many.reuse, np.flatnonzero(many.active[0]).tolist()) == ("cubic", [*range(0, 50, 5), 47, 48, 49])
     assert (few.reuse, np.flatnonzero(few.active[0]).tolist()) == ("quadratic", [0, 4, 8, 12, 16])
+
+
+def test_what_was_first_tried_magnified_without_bounds_and_nothing_else_does() -> None:
+    nodes, at = [0, 2, 5, 10], 14
+    with transfer.magnified_by(math.inf):
+        assert extrapolation.extrapolation_weights(nodes, at) == extrapolation.lagrange(nodes, at)
+    assert extrapolation.extrapolation_weights(nodes, at) != extrapolation.lagrange(nodes, at)
 
 
 def test_a_sample_depends_on_its_own_noise_alone(denoiser: Denoiser) -> None:
