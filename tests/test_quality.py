@@ -28,11 +28,10 @@ from tenuto.measure.judges import (
     problems,
 )
 from tenuto.measure.quality import (
+    Distance,
     Statistics,
     frechet,
-    frechet_interval,
     mean_interval,
-    paired_frechet_delta,
     paired_test,
 )
 from tenuto.models import open_model, shipped
@@ -108,37 +107,31 @@ def test_statistics_survive_a_file_and_damage_is_named(tmp_path):
 
 def test_the_interval_of_a_distance_holds_it_and_narrows_with_samples():
     reference = Statistics.of(normal(4000, 8, seed=1))
-    few, many = (frechet_interval(normal(count, 8, seed=2) + 0.2, reference) for count in (100, 2000))
+    few, many = (Distance.of(normal(count, 8, seed=2) + 0.2, reference).interval for count in (100, 2000))
     for value, low, high in (few, many):
         assert 0 <= low < value < high
     assert many[2] - many[1] < few[2] - few[1]
     assert many[1] < 8 * 0.2**2 < many[2]  # that of the distributions themselves
-    assert many[0] == pytest.approx(frechet(Statistics.of(normal(2000, 8, seed=2) + 0.2), reference), rel=1e-12)
-
-
-def test_a_resample_of_every_sample_once_is_the_set_itself():
-    from tenuto.measure.quality import _resampled
-
-    features, reference = normal(60, 5), Statistics.of(normal(80, 5, seed=1))
-    once = _resampled(features, reference, torch.ones(1, 60, dtype=torch.float64))
-    assert once.item() == pytest.approx(frechet(Statistics.of(features), reference), rel=1e-10)
+    assert many[0] == pytest.approx(frechet(Statistics.of(normal(2000, 8, seed=2) + 0.2), reference), rel=1e-10)
 
 
 def test_the_paired_delta_of_identical_features_is_nothing_for_sure():
     features, reference = normal(100, 6), Statistics.of(normal(200, 6, seed=1))
-    assert paired_frechet_delta(features, features.clone(), reference) == (0, 0, 0)
+    one, same = (Distance.of(each, reference) for each in (features, features.clone()))
+    assert one.beyond(same) == (0, 0, 0)
 
 
 def test_the_paired_delta_is_surer_than_the_distances_it_is_between():
     reference, full = Statistics.of(normal(2000, 6, seed=1)), normal(400, 6, seed=2)
     held = full + 0.3 + 0.01 * normal(400, 6, seed=3)
-    delta, low, high = paired_frechet_delta(held, full, reference)
+    of_held, of_full = Distance.of(held, reference), Distance.of(full, reference)
+    delta, low, high = of_held.beyond(of_full)
     assert low < delta < high and low > 0
-    alone = frechet_interval(held, reference)
+    alone = of_held.interval
     assert high - low < alone[2] - alone[1]
-    assert delta == pytest.approx(alone[0] - frechet_interval(full, reference)[0], rel=1e-9)
+    assert delta == pytest.approx(alone[0] - frechet(Statistics.of(full), reference), rel=1e-9)
     with pytest.raises(ValueError, match="not of paired samples"):
-        paired_frechet_delta(held[:-1], full, reference)
+        Distance.of(held[:-1], reference).beyond(of_full)
 
 
 # Means and tests
@@ -197,6 +190,16 @@ def test_pictures_are_judged_as_shown_and_each_for_itself(judge):
     torch.testing.assert_close(judge.features(images)[2:], judge.features(images[2:]))
     guesses = judge.module(images).argmax(1)
     assert judge.agrees(images, guesses).all() and not judge.agrees(images, (guesses + 1) % 10).any()
+
+
+def test_the_distance_of_few_pictures_is_not_told(judge):
+    few, many = (pictures(judge, count) for count in (100, 200))
+    assert judge.distance(many) is None  # from what?
+    judge.statistics = Statistics.of(judge.features(pictures(judge, 300, seed=1)))
+    assert judge.distance(few) is None  # fewer than features
+    assert judge.distance(many).value == pytest.approx(
+        frechet(Statistics.of(judge.features(many)), judge.statistics), rel=1e-6
+    )
 
 
 def test_more_pictures_than_a_chunk_are_all_judged():

@@ -86,7 +86,7 @@ def _done(
         )
         result = one.run(lab)
     record = {
-        "provenance": provenance(device, seed=0, seeds=seeds, samples=samples, models=models, trials=dict(lab.origins)),
+        "provenance": provenance(device, seed=0, seeds=seeds, samples=samples, models=models),
         "name": one.name,
         "title": one.title,
         "claim": one.claim,

@@ -23,7 +23,7 @@ from tenuto.evaluate.metrics import SPLITS, inception_score, precision_recall
 from tenuto.evaluate.samples import MANIFEST, SET, Pixels, caption_of
 from tenuto.files import read_json
 from tenuto.measure.judges import PictureJudge, judge_of
-from tenuto.measure.quality import Statistics, frechet, frechet_interval, mean_interval
+from tenuto.measure.quality import Distance, Statistics, frechet, mean_interval
 from tenuto.provenance import provenance
 
 FILES = (".png", ".jpg", ".jpeg")
@@ -123,7 +123,7 @@ def against(seen: Seen, reference: Reference, viewer: Viewer, device: str) -> di
             f"The statistics of {reference.name} are of {len(statistics.mean)} features, and {viewer.name} are "
             f"{seen.features.shape[1]}: they are of another network."
         )
-    found: dict[str, Any] = {"fid": frechet_interval(seen.features.to(device), statistics), "sfid": None}
+    found: dict[str, Any] = {"fid": Distance.of(seen.features.to(device), statistics).interval, "sfid": None}
     if spatial is not None and seen.spatial is not None:
         found["sfid"] = frechet(Statistics.of(seen.spatial.to(device)), spatial)
     pair = (None, None) if real is None else precision_recall(seen.features.to(device), real.features.to(device))

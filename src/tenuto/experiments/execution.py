@@ -17,6 +17,7 @@ PAPER = {"skip": 1.9, "padded": 2.7, "jagged": 3.0}  # over eager, LLaDA-8B
 MEMORY = {"llada": 0.17, "dit": 0.11, "uvit": 0.10, "unet": 0.22}
 BATCHES = {"llada": 1, "dit": 32, "uvit": 32, "unet": 16}  # both halves of guidance
 TOKENS = 512
+GENERATIONS = 3  # timed of each way
 
 
 def execution(lab: Lab) -> Result:
@@ -48,7 +49,7 @@ def execution(lab: Lab) -> Result:
         finding,
         limits="Small networks leave a GPU idle between launches, which flatters graphs. The full-size networks are "
         "timed by benchmarks/ladder.py; its table is in docs/execution.md.",
-        rests_on="three timed generations of each way",
+        rests_on=f"{GENERATIONS} timed generations of each way",
     )
 
 
@@ -70,7 +71,7 @@ def _rungs(subject: Subject, budget: float, steps: int, gpu: bool) -> list[Rung]
 
 def _timed(subject: Subject, rungs: list[Rung], lab: Lab) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for row in measure(subject, rungs, 3, lab.say):
+    for row in measure(subject, rungs, GENERATIONS, lab.say):
         mode = "jagged, everything computed" if row.schedule == "full" and row.mode == "jagged" else row.mode
         found[mode] = _kept(row)
     return found

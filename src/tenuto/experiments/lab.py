@@ -1,9 +1,7 @@
 """Where an experiment is done: the models, how many samples, and what was measured of them so far."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,9 +10,7 @@ import tenuto
 from tenuto.errors import UsageError
 from tenuto.experiments.trials import Bench, PictureBench, TextBench
 from tenuto.journal import Journal
-from tenuto.provenance import commit, hardware
 
-ORIGIN = "measured on"
 REFERENCE = ("tiny-llada", "tiny-dit", "tiny-uvit", "tiny-sdxl")
 Say = Callable[[str], object]
 
@@ -28,7 +24,6 @@ class Lab:
     device: str | torch.device = "cpu"
     journal: Journal | None = None
     say: Say = lambda text: None
-    origins: Counter[str] = field(default_factory=Counter)  # where trials were measured, and how many of them
     _benches: dict[str, Bench] = field(default_factory=dict)
 
     def once(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -39,19 +34,11 @@ class Lab:
         name = f"{name} ({self.samples} samples of {self.seeds} seeds)"
         known = self.journal.get(name) if self.journal is not None else {}
         if known:
-            return self._without_origin(known)
-        found = {**measure(), ORIGIN: self._origin}
+            return known
+        found = measure()
         if self.journal is not None:
             self.journal.note(name, found)
-        return self._without_origin(found)
-
-    @cached_property
-    def _origin(self) -> str:
-        return f"{hardware(self.device)}, commit {commit()}"
-
-    def _without_origin(self, found: dict[str, Any]) -> dict[str, Any]:
-        self.origins[str(found.get(ORIGIN, "unknown"))] += 1
-        return {key: value for key, value in found.items() if key != ORIGIN}
+        return found
 
     def bench(self, name: str) -> Bench:
         """A model, loaded once, with what it is asked for and who judges it."""

@@ -22,7 +22,7 @@ from tenuto.measure.frontier.points import everything
 from tenuto.measure.frontier.rows import HIGHEST, timed, work_of
 from tenuto.measure.frontier.texts import distinct, share_of, solved
 from tenuto.measure.judges import Problem, picture_judge, problems, text_judge
-from tenuto.measure.quality import Interval, frechet_interval, mean_interval, paired_frechet_delta, paired_test, psnr
+from tenuto.measure.quality import Distance, Interval, mean_interval, paired_test, psnr
 from tenuto.measure.rivals import Rival
 from tenuto.models import Model, find
 from tenuto.samplers.diffusion import Solver
@@ -123,7 +123,7 @@ class PictureBench(_Bench):
         self.labels, wanted = asked_for(model, samples)
         self.case = Pictures(model, self.steps, wanted, seeds, samples if self.on_gpu else min(samples, 32))
         self._full: dict[int, tuple[list[Tensor], float]] = {}
-        self._seen: dict[int, tuple[Tensor, Interval]] = {}  # features of the full run, and their Fréchet distance
+        self._distances: dict[int, Distance | None] = {}  # of the full run's pictures, from real ones
 
     def trial(self, way: Way, steps: int | None = None, base: int | None = None, solver: Solver = "ddim") -> Trial:
         steps = steps or self.steps
@@ -163,18 +163,12 @@ class PictureBench(_Bench):
             return
         labels = torch.tensor(self.labels * len(self.seeds))
         found.values["agreement"] = judge.agrees(images, labels).double().tolist()
-        if judge.statistics is None:
-            return
-        # Eigenvalues of small matrices are a matter for the CPU.
-        seen, real = judge.features(images).cpu(), judge.statistics.to("cpu")
-        if len(seen) <= seen.shape[1]:
-            return
-        if base not in self._seen:
-            features = judge.features(torch.cat(self.full(base)[0])).cpu()
-            self._seen[base] = features, frechet_interval(features, real)
-        full, full_fid = self._seen[base]
-        found.figures["fid"], found.figures["full_fid"] = frechet_interval(seen, real), full_fid
-        found.figures["fid_delta"] = paired_frechet_delta(seen, full, real)
+        if base not in self._distances:
+            self._distances[base] = judge.distance(torch.cat(self.full(base)[0]))
+        distance, full = judge.distance(images), self._distances[base]
+        if distance is not None and full is not None:
+            found.figures["fid"], found.figures["full_fid"] = distance.interval, full.interval
+            found.figures["fid_delta"] = distance.beyond(full)
 
 
 class TextBench(_Bench):

@@ -1,7 +1,7 @@
 """Who tells how good samples are: the classifiers for pictures, a small causal language model for text.
 
 judge = picture_judge(model, "cuda")
-distance, low, high = frechet_interval(judge.features(images), judge.statistics)
+distance, low, high = judge.distance(images).interval
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ from tenuto.errors import CheckpointError, TenutoError, UsageError, first_line
 from tenuto.files import check_fields, read_json
 from tenuto.measure.cifar_classifier import CifarClassifier, load_cifar_classifier
 from tenuto.measure.classifier import Classifier, load_classifier
-from tenuto.measure.quality import Statistics
+from tenuto.measure.quality import Distance, Statistics
 from tenuto.models import Model, shipped
 
 CHUNK = 1000  # pictures at once
@@ -54,6 +54,13 @@ class PictureJudge:
     def features(self, images: Tensor) -> Tensor:
         """[N, D]: what Fréchet distances are taken in."""
         return torch.cat([self.module.features(part) for part in self._parts(images)])
+
+    def distance(self, images: Tensor) -> Distance | None:
+        """Of pictures from real ones; None of so few that their features' covariance has no inverse."""
+        features = self.features(images).cpu()
+        if self.statistics is None or len(features) <= features.shape[1]:
+            return None
+        return Distance.of(features, self.statistics.to("cpu"))
 
     @torch.no_grad()
     def agrees(self, images: Tensor, labels: Tensor) -> Tensor:

@@ -84,30 +84,37 @@ def frechet(a: Statistics, b: Statistics) -> float:
     return float(_distances(a.mean[None], a.covariance[None], b.to(a.mean.device))[0])
 
 
-def frechet_interval(features: Tensor, reference: Statistics, resamples: int = 20, seed: int = 0) -> Interval:
-    """The Fréchet distance of a set of samples to the reference, with its 95 % interval over the draw of samples."""
-    value = frechet(Statistics.of(features), reference)
-    drawn = _resampled(features, reference, _counts(len(features), resamples, seed))
-    value, low, high = _around(value, drawn)
-    return value, max(low, 0.0), high
+@dataclass(frozen=True, eq=False)
+class Distance:
+    """How far a set of samples is from a reference, by Fréchet, and how far sets drawn from it anew are."""
 
+    value: float
+    drawn: Tensor  # [resamples]
+    samples: int
 
-def paired_frechet_delta(
-    features: Tensor, full_features: Tensor, reference: Statistics, resamples: int = 20, seed: int = 0
-) -> Interval:
-    """How much further from the reference than the full run's samples: FID(schedule) − FID(full), and its interval.
+    @classmethod
+    def of(cls, features: Tensor, reference: Statistics, resamples: int = 20, seed: int = 0) -> "Distance":
+        """Of features [N, D], on their device; eigenvalues of small matrices are a matter for the CPU."""
+        _check_features(features)
+        itself = torch.ones(1, len(features), dtype=torch.float64)
+        found = _resampled(features, reference, torch.cat([itself, _counts(len(features), resamples, seed)]))
+        return cls(float(found[0]), found[1:], len(features))
 
-    Sample i of both sets comes from the same noise, so both are resampled by the same indices: what they share by
-    chance cancels, and the interval is far narrower than those of the two distances.
-    """
-    if features.shape != full_features.shape:
-        raise ValueError(
-            f"features of shapes {tuple(features.shape)} and {tuple(full_features.shape)} are not of paired samples"
-        )
-    held, full = (frechet(Statistics.of(each), reference) for each in (features, full_features))
-    counts = _counts(len(features), resamples, seed)
-    drawn = _resampled(features, reference, counts) - _resampled(full_features, reference, counts)
-    return _around(held - full, drawn)
+    @property
+    def interval(self) -> Interval:
+        """The distance, with its 95 % interval over the draw of samples."""
+        value, low, high = _around(self.value, self.drawn)
+        return value, max(low, 0.0), high
+
+    def beyond(self, full: "Distance") -> Interval:
+        """How much further than the full run's samples: FID(schedule) − FID(full), and its interval.
+
+        Sample i of both sets comes from the same noise, and both are drawn anew by the same indices: what they share
+        by chance cancels, and the interval is far narrower than those of the two distances.
+        """
+        if (self.samples, len(self.drawn)) != (full.samples, len(full.drawn)):
+            raise ValueError(f"distances of {self.samples} and {full.samples} samples are not of paired samples")
+        return _around(self.value - full.value, self.drawn - full.drawn)
 
 
 def mean_interval(values: Values, resamples: int = 2000, seed: int = 0) -> Interval:

@@ -39,20 +39,12 @@ def experiment_table(record: Mapping[str, Any]) -> str:
         f"The paper ({record['where']}): {record['claim']}\n",
         f"**Here:** {verdict(record)}\n",
         f"`{made['command']}` at {made['commit']}, torch {made['torch']}, {made['hardware']}, {made['date']}; "
-        f"{_samples(record)}; intervals are 95 %.{_origins(made)}\n",
+        f"{_samples(record)}; intervals are 95 %.\n",
     ]
     if record.get("limits"):
         lines.append(f"{record['limits']}\n")
     lines += _rows(record["rows"])
     return "\n".join(lines) + "\n"
-
-
-def _origins(made: Mapping[str, Any]) -> str:
-    """Where the trials were measured, if not all of them where the command was run."""
-    trials: Mapping[str, int] = made.get("trials", {})
-    if set(trials) <= {f"{made['hardware']}, commit {made['commit']}"}:
-        return ""
-    return " Trials: " + "; ".join(f"{count} on {origin}" for origin, count in trials.items()) + "."
 
 
 def _rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -94,7 +86,7 @@ def results_page(records: Sequence[Mapping[str, Any]], folder: str) -> str:
         lines += _rows(_most_telling(record["rows"]))
         lines.append(
             f"\n[Every row]({folder}/{name}.md). `{made['command']}` at {made['commit']}, {made['hardware']}; "
-            f"{_samples(record)}.{_origins(made)} {record.get('limits', '')}"
+            f"{_samples(record)}. {record.get('limits', '')}"
         )
     return "\n".join(lines) + "\n"
 

@@ -14,7 +14,7 @@ from tenuto.executor import Executor
 from tenuto.measure.frontier.points import BUDGETS, Point, Points, everything
 from tenuto.measure.frontier.rows import HIGHEST, Frontier, Row, Save, cache_bytes, compared, timed, work_of
 from tenuto.measure.judges import PictureJudge
-from tenuto.measure.quality import frechet_interval, mean_interval, paired_frechet_delta, psnr
+from tenuto.measure.quality import Distance, mean_interval, psnr
 from tenuto.measure.rivals import Drifts, Rival, drifts
 from tenuto.models import Model
 from tenuto.samplers.diffusion import Sampling, Solver, generate
@@ -109,7 +109,7 @@ class _Measured:
         self.truth: dict[int, Tensor] = {}  # converged pictures of each seed, if there are any
         self.full: dict[int, Tensor] = {}
         self.seconds: dict[int, float] = {}
-        self.features: dict[int, Tensor] = {}
+        self.distances: dict[int, Distance] = {}  # of the full run's pictures, from real ones
         self.likeness: dict[tuple[str, float], list[float]] = {}
 
     def find_converged(self, say: Callable[[str], object]) -> None:
@@ -160,17 +160,13 @@ class _Measured:
         return row
 
     def _judge(self, judge: PictureJudge, row: Row, images: Tensor) -> None:
-        seen = judge.features(images)
-        if row.kind == "full":
-            self.features[row.seed] = seen
         row.lpips = float(judge.perceptual(images, self.full[row.seed]).mean())
         if self.case.labels is not None:
             row.agreement = float(judge.agrees(images, torch.tensor(self.case.labels)).float().mean())
-        if judge.statistics is not None and len(images) > seen.shape[1]:
-            real = judge.statistics
-            row.fid, row.fid_low, row.fid_high = frechet_interval(seen, real)
-            delta = paired_frechet_delta(seen, self.features[row.seed], real)
-            row.fid_delta, row.fid_delta_low, row.fid_delta_high = delta
+        if (distance := judge.distance(images)) is not None:
+            full = self.distances.setdefault(row.seed, distance)  # which comes first
+            row.fid, row.fid_low, row.fid_high = distance.interval
+            row.fid_delta, row.fid_delta_low, row.fid_delta_high = distance.beyond(full)
 
     def finished(self) -> Frontier:
         """With the comparisons that all seeds together allow."""
