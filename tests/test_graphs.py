@@ -257,6 +257,22 @@ def test_what_cannot_be_recorded_runs_right_and_says_so():
     assert_same(run(Executor(other, schedule, mode="jagged")), run(Executor(other, schedule, mode="skip")))
 
 
+def test_memory_that_is_kept_for_later_does_not_stop_a_recording():
+    network, many = dit(), 4096  # so that what is recorded needs memory of its own
+    schedule = schedule_for(dit_units(network), "refresh, hold, update")
+    want = run(Executor(network, schedule, mode="skip"), batch=many)
+    hoard = [torch.empty(1 << 28, dtype=torch.uint8, device="cuda") for _ in range(4)]
+    del hoard  # but the allocator keeps it, and there is no more
+    whole = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (1 << 24)) / whole)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Slower)
+            assert_same(run(Executor(network, schedule, mode="jagged"), batch=many), want)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
 def test_bounds_and_offload_hold_on_the_gpu():
     network = dit()
     schedule = schedule_for(dit_units(network), "lifetimes")

@@ -122,21 +122,29 @@ class Graphs:
         Recording computes nothing: whatever the evaluation changes is as it was.
         """
         start = time.perf_counter()
-        graph = torch.cuda.CUDAGraph()
         with _recording:  # one at a time: a process has one place to record in
             buffers = self._buffers[signature]
             if buffers.output_spec is None:
                 _add_outputs(buffers, example)
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(self._stream):
-                _record(graph, self._pool, buffers, evaluate)
+                graph = _recorded(self._pool, buffers, evaluate)
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
         self._graphs[program, signature] = graph
         self.capture_seconds += time.perf_counter() - start
 
 
-def _record(graph: "torch.cuda.CUDAGraph", pool: Any, buffers: Buffers, evaluate: Callable[..., Any]) -> None:
+def _recorded(pool: Any, buffers: Buffers, evaluate: Callable[..., Any]) -> "torch.cuda.CUDAGraph":
+    with suppress(torch.cuda.OutOfMemoryError):
+        return _record(pool, buffers, evaluate)
+    # While something is recorded, nothing can be given back that the allocator keeps for later: now it can.
+    torch.cuda.empty_cache()
+    return _record(pool, buffers, evaluate)
+
+
+def _record(pool: Any, buffers: Buffers, evaluate: Callable[..., Any]) -> "torch.cuda.CUDAGraph":
     inputs, named = buffers.arguments()
+    graph = torch.cuda.CUDAGraph()
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         outputs, output_spec = tree_flatten(evaluate(*inputs, **named))
@@ -145,21 +153,22 @@ def _record(graph: "torch.cuda.CUDAGraph", pool: Any, buffers: Buffers, evaluate
         for static, output in zip(buffers.outputs, outputs, strict=True):
             static.copy_(output)
     except BaseException:
-        with suppress(RuntimeError):  # a broken recording has no proper end; the first error is the one to show
-            graph.capture_end()
-        with suppress(RuntimeError):
-            _record_nothing()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is empty
+            with suppress(RuntimeError):  # a broken recording has no proper end; the first error is the one to show
+                graph.capture_end()
+            with suppress(RuntimeError):
+                _record_nothing()
         raise
     graph.capture_end()
+    return graph
 
 
 def _record_nothing() -> None:
     """A recording that ends well. After one that did not, the generator of random numbers still believes in it."""
     graph = torch.cuda.CUDAGraph()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is empty
-        graph.capture_begin(capture_error_mode="thread_local")
-        graph.capture_end()
+    graph.capture_begin(capture_error_mode="thread_local")
+    graph.capture_end()
 
 
 def _add_outputs(buffers: Buffers, example: Any) -> None:
