@@ -11,7 +11,7 @@ from test_llada import TINY as LLADA
 import tenuto
 from tenuto.errors import UsageError
 from tenuto.experiments import tuning as freezing
-from tenuto.experiments.freezing import DIGITS, _Task
+from tenuto.experiments.freezing import DIGITS, _course, _Task
 from tenuto.models import Model, llada
 from tenuto.models.llada import LLaDA
 from tenuto.policies import statistic_of
@@ -116,16 +116,25 @@ def test_nonsense_is_refused(dit):
         freezing.tune(dit, scores, "scr", dit_loss(), steps=1, share=40)
 
 
-def test_all_of_an_answer_is_hidden_where_its_likelihood_is_told():
+def test_a_lesson_hides_parts_of_answers_and_asks_for_them():
     task, seen = _Task(tenuto.load("tiny-llada"), 0), []
 
     def network(given):
         seen.append(given)
         return torch.zeros(*given.shape, task.model.config.vocab_size)
 
-    told = task.likelihood(network)
+    lesson = task.loss()
+    losses = [float(lesson(network)) for _ in range(20)]
     tokens, answer = task._rows(task.questions)
-    assert torch.equal(seen[0] == task.mask, answer) and torch.equal(seen[0][~answer], tokens[~answer])
+    hidden = torch.cat(seen) == task.mask
+    assert not hidden[:, ~answer[0]].any()
+    assert 0.3 < hidden[:, answer[0]].float().mean() < 0.7
     digits = task.model.tokenizer.decode(tokens[0][answer[0]].tolist())
     assert digits.replace(" ", "").startswith(f"{task.questions[0]:0{DIGITS}d}"[::-1])
-    assert told == pytest.approx([-math.log(task.model.config.vocab_size)] * len(task.questions))
+    knows_nothing = math.log(task.model.config.vocab_size)
+    assert sum(losses) / len(losses) == pytest.approx(knows_nothing, rel=0.1)
+
+
+def test_a_course_is_drawn_by_means_of_lessons():
+    runs = [{"losses": [4.0] * 5 + [2.0] * 5}, {"losses": [2.0] * 5 + [0.0] * 5}]
+    assert _course(runs) == [[3, 3], [8, 1]]

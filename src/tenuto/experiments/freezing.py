@@ -1,8 +1,9 @@
 """Fine-tuning with two fifths of the units' weights left as they are: does SCR tell which?
 
 The task is one that the language model was never shown: to write digits backwards. Every method sees the same batches,
-and adapters, which begin as nothing and are few, learn at the higher rate that is usual for them. Since a task that is
-learned leaves nothing to compare but right answers, how likely the right ones are found is told, too.
+and adapters, which begin as nothing and are few, learn at the higher rate that is usual for them. In the end all may
+know the task, so methods are compared by the whole course: the mean loss of all lessons, the smaller the sooner they
+learn.
 """
 
 from functools import partial
@@ -15,13 +16,14 @@ from torch import Tensor
 
 from tenuto.executor import Executor
 from tenuto.experiments.lab import Lab
-from tenuto.experiments.rows import Result, Row
+from tenuto.experiments.rows import Figure, Panel, Result, Row
 from tenuto.experiments.trials import Bench
 from tenuto.experiments.tuning import METHODS, Loss, Method, tune
 from tenuto.measure.quality import Interval, mean_interval
 from tenuto.samplers.masked import MaskedSampling, generate_tokens
 
-STEPS = 200
+STEPS = 100
+TOGETHER = 5  # lessons, whose mean is a point of the figure
 BATCH = 64
 RATES: dict[Method, float] = {"full": 5e-4, "lora": 5e-3, "scr": 5e-4, "random": 5e-4}
 DIGITS = 8
@@ -44,6 +46,7 @@ NAMES: dict[Method, str] = {
 
 def freezing(lab: Lab) -> Result:
     rows: list[Row] = []
+    panels: list[Panel] = []
     for bench in lab.writers():
         name, steps = bench.model.name, lab.steps or STEPS
         found: dict[Method, list[dict[str, Any]]] = {}
@@ -67,10 +70,10 @@ def freezing(lab: Lab) -> Result:
                     mean_interval(right, 500),
                 ),
                 Row.of(
-                    f"{NAMES[method]}: likelihood of the right answer, nats a token",
+                    f"{NAMES[method]}: loss of a lesson, mean of all, nats a token",
                     name,
                     None,
-                    mean_interval([value for run in runs for value in run["likelihood"]], 500),
+                    mean_interval([float(np.mean(run["losses"])) for run in runs], 500),
                 ),
                 Row(
                     f"{NAMES[method]}: training time, full fine-tuning's over its own",
@@ -80,19 +83,24 @@ def freezing(lab: Lab) -> Result:
                 ),
                 Row(f"{NAMES[method]}: parameters trained, share", name, share, runs[0]["share"]),
             ]
-        ahead = _difference(found["scr"], found["random"], "likelihood")
-        rows.append(Row.of("lowest SCR frozen less random frozen, nats a token", name, None, ahead, holds=ahead[1] > 0))
+        ahead = _difference(found["random"], found["scr"], "losses")
+        rows.append(
+            Row.of("loss of a lesson, random frozen less lowest SCR frozen", name, None, ahead, holds=ahead[1] > 0)
+        )
         behind = _difference(found["scr"], full, "right")
         rows.append(
             Row.of(
-                "lowest SCR frozen less full fine-tuning, right answers", name, None, behind, holds=behind[2] >= NEAR
+                "right answers, lowest SCR frozen less full fine-tuning", name, None, behind, holds=behind[2] >= NEAR
             )
         )
+        panels.append(Panel(name, {NAMES[method]: _course(runs) for method, runs in found.items()}, "lesson", "loss"))
     return Result(
         rows,
         "The paper's claims are that SCR chooses better than chance, and comes near full fine-tuning.",
+        Figure("lines", panels),
         limits=f"A model of five million parameters and a task of {DIGITS} digits; one random choice of frozen units "
         "for each seed.",
+        rests_on=f"{ASKED} questions after {lab.steps or STEPS} lessons, of each of {lab.seeds} seeds",
     )
 
 
@@ -103,21 +111,27 @@ def _difference(some: list[dict[str, Any]], others: list[dict[str, Any]], value:
     return mean_interval(seeds, 500)
 
 
+def _course(runs: list[dict[str, Any]]) -> list[list[float]]:
+    """(lesson, loss), the mean over the seeds and over a few lessons."""
+    losses = np.mean([run["losses"] for run in runs], axis=0)
+    parts = np.array_split(np.arange(len(losses)), max(1, len(losses) // TOGETHER))
+    return [[float(part.mean() + 1), float(losses[part].mean())] for part in parts]
+
+
 def _tuned(lab: Lab, bench: Bench, method: Method, seed: int, steps: int) -> dict[str, Any]:
     model = bench.model
     task = _Task(model, seed)
     tuned = tune(model, bench.scores, method, task.loss(), steps=steps, lr=RATES[method], seed=seed)
-    right, likelihood = task.answered(Executor(tuned.network, mode="eager")), task.likelihood(tuned.network)
+    right = task.answered(Executor(tuned.network, mode="eager"))
     lab.say(
         f"{model.name}, seed {seed}: {NAMES[method]}  {np.mean(right):.3f} right, "
-        f"{np.mean(likelihood):.3f} nats a token, in {tuned.seconds:.1f} s"
+        f"loss {np.mean(tuned.losses):.3f}, in the end {tuned.losses[-1]:.3g}, in {tuned.seconds:.1f} s"
     )
     return {
         "right": right,
-        "likelihood": likelihood,
         "seconds": tuned.seconds,
         "share": tuned.trainable / tuned.parameters,
-        "loss": tuned.losses[-1],
+        "losses": list(tuned.losses),
     }
 
 
@@ -149,17 +163,11 @@ class _Task:
             share = torch.rand(len(tokens), 1, generator=chance).clamp(min=0.05)
             hidden = answer & (torch.rand(tokens.shape, generator=chance) < share)
             given = torch.where(hidden, self.mask, tokens)
-            weights = (hidden / share).to(device)
-            return (self._losses(network, given, tokens) * weights).sum() / answer.sum().to(device)
+            logits, told = network(given.to(device)).float(), tokens.to(device)
+            losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), told, reduction="none")
+            return (losses * (hidden / share).to(device)).sum() / answer.sum().to(device)
 
         return of_batch
-
-    @torch.inference_mode()
-    def likelihood(self, network: Any) -> list[float]:
-        """Of each question, how likely the right answer is found where all of it is hidden, nats a token."""
-        tokens, hidden = self._rows(self.questions)
-        losses = self._losses(network, torch.where(hidden, self.mask, tokens), tokens).cpu()
-        return (-(losses * hidden).sum(1) / hidden.sum(1)).tolist()
 
     def _rows(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Questions with their answers, and which tokens are the answer's."""
@@ -168,12 +176,6 @@ class _Task:
         answers = torch.zeros_like(tokens, dtype=torch.bool)
         answers[:, len(posed[0][0]) :] = True
         return tokens, answers
-
-    def _losses(self, network: Any, given: Tensor, tokens: Tensor) -> Tensor:
-        """Of each token, in nats."""
-        logits = network(given.to(self.model.device)).float()
-        told = tokens.to(self.model.device)
-        return torch.nn.functional.cross_entropy(logits.transpose(1, 2), told, reduction="none")
 
     def answered(self, executor: Executor) -> list[float]:
         posed = [self._posed(int(number)) for number in self.questions]
