@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tenuto.executor import Executor
 from tenuto.experiments.lab import Lab
-from tenuto.experiments.rows import Figure, Panel, Result, Row
+from tenuto.experiments.rows import Figure, Panel, Result, Row, spread
 from tenuto.experiments.trials import Bench
 from tenuto.experiments.tuning import METHODS, Loss, Method, tune
 from tenuto.measure.quality import Interval, mean_interval
@@ -96,7 +96,9 @@ def freezing(lab: Lab) -> Result:
         panels.append(Panel(name, {NAMES[method]: _course(runs) for method, runs in found.items()}, "lesson", "loss"))
     return Result(
         rows,
-        "The paper's claims are that SCR chooses better than chance, and comes near full fine-tuning.",
+        "The mean loss of a lesson, in nats a token, is "
+        + ", ".join(f"{spread(rows, f'{NAMES[method]}: loss')} ({NAMES[method]})" for method in METHODS)
+        + ". The paper's claims are that SCR chooses better than chance, and comes near full fine-tuning.",
         Figure("lines", panels),
         limits=f"A model of five million parameters and a task of {DIGITS} digits; one random choice of frozen units "
         "for each seed.",
