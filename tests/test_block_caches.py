@@ -9,7 +9,7 @@ from denoisers import branches_seen
 import tenuto
 from tenuto.errors import UsageError
 from tenuto.executor import Executor
-from tenuto.measure.block_caches import block_cache, block_cache_at, block_cache_row, blocks_of, changes, delta_dit
+from tenuto.measure.rivals import block_cache, block_cache_at, block_cache_row, blocks_of, changes, delta_dit
 
 STEPS = 8
 

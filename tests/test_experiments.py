@@ -21,7 +21,7 @@ from tenuto.experiments.trials import PictureBench, TextBench, Trial, difference
 from tenuto.experiments.ways import in_full, ours, quality_rows, relative, spectral, tried
 from tenuto.journal import Journal
 from tenuto.measure.frontier.points import everything
-from tenuto.measure.input_aware import ActivationDrift
+from tenuto.measure.rivals import ActivationDrift
 from tenuto.models import Model, llada
 from tenuto.models.llada import LLaDA
 from tenuto.policies.rankings import STATISTICS

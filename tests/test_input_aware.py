@@ -8,7 +8,7 @@ from conftest import random_dit, write_checkpoint
 import tenuto
 from tenuto.errors import ScheduleError, UsageError
 from tenuto.executor import Executor
-from tenuto.measure.input_aware import ActivationDrift, most_drifted, oracle_replay
+from tenuto.measure.rivals import ActivationDrift, most_drifted, oracle_replay
 from tenuto.measure.trajectory import record, relative
 from tenuto.residual import plain
 from tenuto.schedules import Schedule

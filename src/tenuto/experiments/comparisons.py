@@ -8,8 +8,15 @@ from tenuto.experiments.rankings import ranked_way
 from tenuto.experiments.rows import Result, Row
 from tenuto.experiments.trials import Bench, PictureBench, Trial, Way, scheduled
 from tenuto.experiments.ways import BUDGETS, above, in_full, ours, paired_row, quality_rows, spectral, tried
-from tenuto.measure.block_caches import block_cache_at, blocks_of, changes, delta_dit
-from tenuto.measure.rivals import DeepCache, deep_cache_schedule, schedule_for
+from tenuto.measure.rivals import (
+    DeepCache,
+    block_cache_at,
+    blocks_of,
+    changes,
+    deep_cache_schedule,
+    delta_dit,
+    schedule_for,
+)
 from tenuto.policies import lifetimes
 from tenuto.policies.composition import both
 from tenuto.samplers.diffusion import Solver

@@ -5,7 +5,7 @@ from tenuto.experiments.operating import SMALL
 from tenuto.experiments.rows import Result, Row
 from tenuto.experiments.trials import Bench, Trial, Way
 from tenuto.experiments.ways import BUDGETS, in_full, ours, paired_row, quality_rows, spectral, tried, within
-from tenuto.measure.input_aware import ActivationDrift
+from tenuto.measure.rivals import ActivationDrift
 from tenuto.policies import lifetimes
 
 # (spectral, drift) latency over full inference's; and what is lost

@@ -11,7 +11,7 @@ from tenuto.experiments.operating import SMALL
 from tenuto.experiments.rows import Result, Row, spread
 from tenuto.experiments.trials import Bench
 from tenuto.experiments.ways import BUDGETS
-from tenuto.measure.input_aware import TOLERANCE, oracle_replay
+from tenuto.measure.rivals import TOLERANCE, oracle_replay
 from tenuto.measure.trajectory import record, relative
 from tenuto.policies import lifetimes
 

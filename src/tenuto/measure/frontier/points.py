@@ -7,8 +7,15 @@ import numpy as np
 
 from tenuto.executor import Executor
 from tenuto.measure.frontier.rows import Kind
-from tenuto.measure.rivals import DeepCache, Drifts, FirstBlock, SkippedEvaluations, TaylorSeer, first_block
-from tenuto.measure.rivals import smooth_cache_at as smooth_cache_at_budget
+from tenuto.measure.rivals import (
+    DeepCache,
+    Drifts,
+    FirstBlock,
+    SkippedEvaluations,
+    TaylorSeer,
+    first_block,
+    smooth_cache_at,
+)
 from tenuto.models import Model
 from tenuto.policies import Ranking, allocated, anchors, by_noise, lifetimes, refresh
 from tenuto.policies.common import make
@@ -94,7 +101,7 @@ class Points:
             names = [unit.name for unit in self.model.units]
             yield self._rival("DeepCache", budget, lambda: DeepCache(self.model.network, names, every))
         if self.drifts is not None and budget >= CALIBRATED:
-            smooth = smooth_cache_at_budget(self.model, self.steps, budget, self.drifts)
+            smooth = smooth_cache_at(self.model, self.steps, budget, self.drifts)
             yield self._scheduled("SmoothCache (calibrated)", "rival", smooth, budget)
 
     def _ranked(self) -> Iterator[Point]:

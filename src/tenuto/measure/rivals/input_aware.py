@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tenuto.compilation import computed
 from tenuto.errors import ScheduleError, UsageError
-from tenuto.measure.rivals import Rival, Run, schedule_for
+from tenuto.measure.rivals.common import Rival, Run, schedule_for
 from tenuto.measure.trajectory import Evaluation, Network, Trajectory, relative
 from tenuto.models import Model
 from tenuto.residual import Branch
