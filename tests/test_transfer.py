@@ -12,7 +12,8 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import transfer
-from transfer import OURS, RIVALS, Denoiser, Levels
+from published import Denoiser, Levels, discrete
+from transfer import OURS, RIVALS
 
 from tenuto import extrapolation
 from tenuto.measure.frontier.rows import HIGHEST
@@ -122,7 +123,7 @@ def test_what_is_clamped_stays_within_its_bounds(denoiser: Denoiser) -> None:
 
 def test_levels_of_a_discrete_process_are_its_own_and_both_ends_are_among_them() -> None:
     alpha_bar = torch.linspace(0.99, 0.01, 200)
-    times, alpha, sigma = transfer.discrete(alpha_bar, 20)
+    times, alpha, sigma = discrete(alpha_bar, 20)
     assert (times[0], times[-1], len(set(times.tolist()))) == (199, 0, 20)
     torch.testing.assert_close(alpha.square(), alpha_bar[times])
     torch.testing.assert_close(alpha.square() + sigma.square(), torch.ones(20))
