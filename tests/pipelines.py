@@ -1,5 +1,8 @@
 """diffusers' pipelines, small, with random weights and without tokenizers: they are called with embedded prompts."""
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,6 +30,9 @@ from diffusers import (
     WanTransformer3DModel,
 )
 from torch import Tensor, nn
+
+from tenuto.integrations.blocks import sites_of
+from tenuto.integrations.diffusers import names_in, uncompiled
 
 BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 TWO_LEVELS: dict[str, Any] = {"block_out_channels": [8, 16], "layers_per_block": 1}
@@ -185,3 +191,27 @@ def evaluation(family: str) -> dict[str, Any]:
     if family == "pixart":
         given["added_cond_kwargs"] = {"resolution": None, "aspect_ratio": None}
     return given
+
+
+def denoiser_in(pipe: DiffusionPipeline) -> Any:
+    return getattr(pipe, names_in(pipe)[0])
+
+
+@contextmanager
+def counted(pipe: DiffusionPipeline) -> Iterator[Counter[str]]:
+    """How often the last matrix of each branch is used."""
+    module, counts = uncompiled(denoiser_in(pipe)), Counter[str]()
+    handles = [
+        module.get_submodule(unit.tensors()[-1].removesuffix(".weight")).register_forward_hook(
+            lambda *_, name=unit.name: counts.update([name])
+        )
+        for site in sites_of(module)
+        for unit in site.units
+    ]
+    yield counts
+    for handle in handles:
+        handle.remove()
+
+
+def picture(side: int = 8) -> Tensor:
+    return torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(1))
