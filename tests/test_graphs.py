@@ -257,6 +257,16 @@ def test_what_cannot_be_recorded_runs_right_and_says_so():
     assert_same(run(Executor(other, schedule, mode="jagged")), run(Executor(other, schedule, mode="skip")))
 
 
+def test_released_graphs_give_their_memory_back():
+    network = dit()
+    executor = Executor(network, schedule_for(dit_units(network), "refresh, hold, update"), mode="jagged")
+    run(executor, batch=4096)
+    before = torch.cuda.memory_reserved()
+    executor.release()
+    assert torch.cuda.memory_reserved() <= before - (1 << 24)
+    assert executor.report().graphs == 0
+
+
 def test_memory_that_is_kept_for_later_does_not_stop_a_recording():
     network, many = dit(), 4096  # so that what is recorded needs memory of its own
     schedule = schedule_for(dit_units(network), "refresh, hold, update")

@@ -185,7 +185,9 @@ class Executor:
 
     def release(self) -> None:
         """Let go of all graphs and what they keep; they are recorded again when they are needed."""
-        self._stages.clear()
+        if self._stages:
+            self._stages.clear()
+            torch.cuda.empty_cache()  # the memory of graphs serves nobody else before it is given back
 
     def report(self) -> Report:
         """What was recorded and kept so far."""
