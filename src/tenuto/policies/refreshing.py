@@ -47,7 +47,7 @@ def refresh(
     closing        by default three, or none where refreshes are few and those would be a large part of the work
     reuse          by default cubic, through the last four refreshes; quadratic, or linear, where refreshes are few
     hold           by default the network's output, which takes no memory to speak of and no time at all in between.
-                   branch and update hold every unit: hardly ever better, and never at equal time (docs/schedules.md)
+                   branch and update hold every unit: nearer where refreshes are few, never at equal time
     """
     check(steps, budget)
     if every is not None and budget is not None:
