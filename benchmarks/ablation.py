@@ -23,7 +23,7 @@ from tenuto.measure.frontier.pictures import Pictures
 from tenuto.measure.frontier.points import everything
 from tenuto.measure.quality import mean_interval, psnr
 from tenuto.policies import refresh
-from tenuto.provenance import provenance
+from tenuto.provenance import origin, provenance
 from tenuto.schedules import Schedule
 
 RESULTS = Path(__file__).parent.parent / "results" / "ablation.json"
@@ -64,12 +64,11 @@ def measure(name: str, samples: int, seeds: int, device: str) -> list[dict[str, 
 
 def table(record: Mapping[str, Any]) -> str:
     names: Sequence[str] = list(record["networks"])
-    made = record["provenance"]
     lines = [
         "# What each part of the default is worth\n",
         f"{STEPS} steps of DDIM, dB to the pictures of the run that computes everything, with 95 % intervals; in "
-        f"brackets the share of steps computed. `{made['command']}` at {made['commit']}, torch {made['torch']}, "
-        f"{made['hardware']}, {made['date']}; {record['samples']} pictures of each of {record['seeds']} seeds.\n",
+        f"brackets the share of steps computed. {origin(record['provenance'])}; {record['samples']} pictures of each "
+        f"of {record['seeds']} seeds.\n",
         f"| | {' | '.join(names)} |",
         "|---|" + "---:|" * len(names),
     ]

@@ -37,7 +37,7 @@ from tenuto.measure.frontier.rows import HIGHEST, compared
 from tenuto.measure.quality import mean_interval
 from tenuto.policies import refresh
 from tenuto.policies.refreshing import refresh_pattern
-from tenuto.provenance import provenance
+from tenuto.provenance import origin, provenance
 from tenuto.schedules import Reuse, Schedule
 from tenuto.scores import Scores, UnitScore
 
@@ -270,11 +270,9 @@ def _likeness(samples: Tensor, full: Tensor, truth: Tensor | None, peak: float) 
 
 def tables(record: Mapping[str, Any]) -> str:
     """What was measured, in Markdown: a table for each network."""
-    made = record["provenance"]
     parts = [
         "# The default schedule on other people's denoisers\n",
-        f"`{made['command']}` at {made['commit']}, torch {made['torch']}, {made['hardware']}, {made['date']}. "
-        f"{record['seeds']} seeds of {record['samples']} samples.\n",
+        f"{origin(record['provenance'])}. {record['seeds']} seeds of {record['samples']} samples.\n",
         NOTATION,
         *_summary(record),
     ]

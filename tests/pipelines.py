@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from denoisers import SD_1, SDXL, make
 from diffusers import (
@@ -34,6 +35,11 @@ from torch import Tensor, nn
 from tenuto.integrations.blocks import sites_of
 from tenuto.integrations.diffusers import names_in, uncompiled
 
+QUIET = [
+    pytest.mark.filterwarnings("ignore:Only .* of .* steps compute everything"),  # these generations are short
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # diffusers', of its own configs
+]
+EVERY_FOURTH = [True, False, False, False] * 3  # what `every=4` computes of the twelve steps that `draw` takes
 BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 TWO_LEVELS: dict[str, Any] = {"block_out_channels": [8, 16], "layers_per_block": 1}
 SMALL_SD_1 = {**SD_1, **TWO_LEVELS, "down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"]}

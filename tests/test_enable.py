@@ -18,7 +18,19 @@ from diffusers import (
     StableDiffusionInpaintPipeline,
     StableDiffusionXLImg2ImgPipeline,
 )
-from pipelines import BETAS, FAMILIES, TRANSFORMERS, counted, denoiser_in, draw, evaluation, picture, tiny
+from pipelines import (
+    BETAS,
+    EVERY_FOURTH,
+    FAMILIES,
+    QUIET,
+    TRANSFORMERS,
+    counted,
+    denoiser_in,
+    draw,
+    evaluation,
+    picture,
+    tiny,
+)
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -28,11 +40,7 @@ from tenuto.errors import ScheduleError, TenutoError, UsageError
 from tenuto.integrations.diffusers import attach
 from tenuto.residual import Branch, plain
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Only .* of .* steps compute everything"),  # these generations are short
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # diffusers', of its own configs
-]
-EVERY_FOURTH = [True, False, False, False] * 3
+pytestmark = QUIET
 
 
 def attributes(pipe: DiffusionPipeline) -> dict[str, dict[str, Any]]:

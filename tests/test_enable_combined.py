@@ -13,17 +13,13 @@ from diffusers import (
     StableDiffusionControlNetPipeline,
     StableDiffusionImg2ImgPipeline,
 )
-from pipelines import counted, denoiser_in, draw, picture, tiny
+from pipelines import EVERY_FOURTH, QUIET, counted, denoiser_in, draw, picture, tiny
 from torch import Tensor, nn
 
 import tenuto
 from tenuto.errors import CheckpointError, ScheduleError, UsageError
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Only .* of .* steps compute everything"),  # these generations are short
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # diffusers', of its own configs
-]
-EVERY_FOURTH = [True, False, False, False] * 3
+pytestmark = QUIET
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -29,6 +30,11 @@ def provenance(device: object = None, **extra: Any) -> dict[str, Any]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         **extra,
     }
+
+
+def origin(made: Mapping[str, Any]) -> str:
+    """A provenance in Markdown, for the head of a table."""
+    return f"`{made['command']}` at {made['commit']}, torch {made['torch']}, {made['hardware']}, {made['date']}"
 
 
 def command() -> str:

@@ -7,10 +7,10 @@ import torch
 
 from tenuto.cli.console import err, out, print_json, say
 from tenuto.cli.generate import check_device
-from tenuto.errors import UsageError
 from tenuto.files import check_writable, write_json
 from tenuto.measure.frontier import case_of, measure
 from tenuto.models import load
+from tenuto.policies.common import check_budget
 from tenuto.provenance import provenance
 from tenuto.report.frontier import frontier_picture, frontier_tables
 
@@ -35,8 +35,8 @@ def run(
     for path in (output, png):
         if path is not None:
             check_writable(path)
-    if wrong := [budget for budget in budgets or [] if not 0 < budget <= 1]:
-        raise UsageError(f"A budget is a share of the work, above 0 and at most 1, not {wrong[0]}.")
+    for budget in budgets or []:
+        check_budget(budget)
     model = load(name, device=place, dtype=torch.float32)
     text = model.architecture.asks_for == "prompt"
     record: dict[str, Any] = {"cases": {}, "rows": [], "comparisons": []}

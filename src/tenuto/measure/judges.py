@@ -57,10 +57,9 @@ class PictureJudge:
 
     def distance(self, images: Tensor) -> Distance | None:
         """Of pictures from real ones; None of so few that their features' covariance has no inverse."""
-        features = self.features(images).cpu()
-        if self.statistics is None or len(features) <= features.shape[1]:
+        if self.statistics is None or len(images) <= len(self.statistics.mean):
             return None
-        return Distance.of(features, self.statistics.to("cpu"))
+        return Distance.of(self.features(images).cpu(), self.statistics.to("cpu"))
 
     @torch.no_grad()
     def agrees(self, images: Tensor, labels: Tensor) -> Tensor:

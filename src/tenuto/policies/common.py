@@ -11,7 +11,12 @@ from tenuto.scores import Scores
 def check(steps: int, budget: float | None) -> None:
     if steps < 1:
         raise UsageError(f"A schedule needs at least one step, not {steps}.")
-    if budget is not None and not 0 < budget <= 1:
+    if budget is not None:
+        check_budget(budget)
+
+
+def check_budget(budget: float) -> None:
+    if not 0 < budget <= 1:
         raise UsageError(f"A budget is a share of the work, above 0 and at most 1, not {budget}.")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tenuto.files import replacing
+from tenuto.provenance import origin
 from tenuto.report.maps import KIND_COLOURS
 
 COLOURS = ("#2f5d8a", "#d08a2e", "#5b9a5b", "#a3433f", "#7a6aa8")
@@ -33,13 +34,11 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def experiment_table(record: Mapping[str, Any]) -> str:
     """One experiment, in Markdown."""
-    made = record["provenance"]
     lines = [
         f"# {record['title']}\n",
         f"The paper ({record['where']}): {record['claim']}\n",
         f"**Here:** {verdict(record)}\n",
-        f"`{made['command']}` at {made['commit']}, torch {made['torch']}, {made['hardware']}, {made['date']}; "
-        f"{_samples(record)}; intervals are 95 %.\n",
+        f"{origin(record['provenance'])}; {_samples(record)}; intervals are 95 %.\n",
     ]
     if record.get("limits"):
         lines.append(f"{record['limits']}\n")

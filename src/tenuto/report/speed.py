@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tenuto.files import replacing
+from tenuto.provenance import origin
 
 FIXED, COMPUTED, OVERHEAD = "#9aa5b1", "#2f5d8a", "#d08a2e"
 COLUMNS = (
@@ -37,8 +38,7 @@ def ladder_tables(known: Mapping[str, Any]) -> str:
         best = made["ceilings"]
         parts.append(f"## {rows[0]['model']}, {rows[0]['setting']}\n")
         parts.append(
-            f"`{made['command']}` at {made['commit']}, torch {made['torch']}, {made['hardware']}, {made['date']}. The "
-            f"chip's own best here: {best['tflops']:.0f} TFLOP/s, {best['gbps']:.0f} GB/s.\n"
+            f"{origin(made)}. The chip's own best here: {best['tflops']:.0f} TFLOP/s, {best['gbps']:.0f} GB/s.\n"
         )
         parts.append("| " + " | ".join(title for title, _ in COLUMNS) + " |")
         parts.append("|" + "---|" * len(COLUMNS))

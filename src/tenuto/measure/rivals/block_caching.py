@@ -11,6 +11,7 @@ from tenuto.executor import Executor
 from tenuto.measure.rivals.common import schedule_for
 from tenuto.measure.rivals.smooth_cache import unit_drifts
 from tenuto.models import Model
+from tenuto.policies.common import check_budget
 from tenuto.schedules import Schedule
 
 Changes = NDArray[np.float64]  # [unit, step]: by how much a unit changes from this step to the next, relative
@@ -42,8 +43,7 @@ def block_cache_at(
     The higher the threshold, the later every refresh: the budget never grows with it, and changes only where it
     passes a sum of successive changes.
     """
-    if not 0 < budget <= 1:
-        raise UsageError(f"A budget is a share of the work, above 0 and at most 1, not {budget}.")
+    check_budget(budget)
     found = _changes(model, steps, calibrate)
     sums = np.cumsum(np.pad(found[:, : steps - 1], ((0, 0), (1, 0))), axis=1)  # of the changes before each step
     later, earlier = np.triu_indices(steps, 1)[::-1]

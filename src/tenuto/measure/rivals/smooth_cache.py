@@ -13,6 +13,7 @@ from tenuto.errors import UsageError
 from tenuto.executor import Executor
 from tenuto.measure.rivals.common import Run, schedule_for
 from tenuto.models import Model
+from tenuto.policies.common import check_budget
 from tenuto.residual import Branch
 from tenuto.schedules import Schedule
 
@@ -53,8 +54,7 @@ def smooth_cache_at(
     A schedule changes only where the threshold passes a drift, and its budget need not fall with every one of them:
     all are tried.
     """
-    if not 0 < budget <= 1:
-        raise UsageError(f"A budget is a share of the work, above 0 and at most 1, not {budget}.")
+    check_budget(budget)
     found = _drifts(model, steps, calibrate, max_skip)
     values = np.concatenate([drift[np.isfinite(drift)] for drift in found.values()])
     sizes = Counter(unit.kind for unit in model.units)
