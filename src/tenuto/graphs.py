@@ -76,7 +76,7 @@ class Graphs:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.capture_seconds = 0.0
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pools = [torch.cuda.graph_pool_handle()]  # the last is recorded in
         self._stream = recording_stream(device)
         self._buffers: dict[Signature, Buffers] = {}
         self._graphs: dict[tuple[Any, Signature], torch.cuda.CUDAGraph] = {}
@@ -86,11 +86,11 @@ class Graphs:
 
     @property
     def bytes(self) -> int:
-        """Of the memory pool that the graphs share, and of their inputs and outputs."""
-        segments = torch.cuda.memory_snapshot()
-        pool = sum(one["total_size"] for one in segments if tuple(one["segment_pool_id"]) == tuple(self._pool))
+        """Of the memory pools that the graphs share, and of their inputs and outputs."""
+        mine = {tuple(pool) for pool in self._pools}
+        pools = sum(one["total_size"] for one in torch.cuda.memory_snapshot() if tuple(one["segment_pool_id"]) in mine)
         static = (leaf for buffers in self._buffers.values() for leaf in (*buffers.inputs, *buffers.outputs))
-        return pool + sum(leaf.nbytes for leaf in static if isinstance(leaf, Tensor))
+        return pools + sum(leaf.nbytes for leaf in static if isinstance(leaf, Tensor))
 
     def replay(self, program: Any, signature: Signature, leaves: Sequence[Any]) -> Any:
         buffers = self._buffers[signature]
@@ -128,18 +128,19 @@ class Graphs:
                 _add_outputs(buffers, example)
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(self._stream):
-                graph = _recorded(self._pool, buffers, evaluate)
+                graph = self._recorded(buffers, evaluate)
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
         self._graphs[program, signature] = graph
         self.capture_seconds += time.perf_counter() - start
 
-
-def _recorded(pool: Any, buffers: Buffers, evaluate: Callable[..., Any]) -> "torch.cuda.CUDAGraph":
-    with suppress(torch.cuda.OutOfMemoryError):
-        return _record(pool, buffers, evaluate)
-    # While something is recorded, nothing can be given back that the allocator keeps for later: now it can.
-    torch.cuda.empty_cache()
-    return _record(pool, buffers, evaluate)
+    def _recorded(self, buffers: Buffers, evaluate: Callable[..., Any]) -> "torch.cuda.CUDAGraph":
+        with suppress(torch.cuda.OutOfMemoryError):
+            return _record(self._pools[-1], buffers, evaluate)
+        # While something is recorded, nothing can be given back that the allocator keeps for later: now it can. And in
+        # a new pool, for torch may take one in which a recording has failed for one that is gone.
+        torch.cuda.empty_cache()
+        self._pools.append(torch.cuda.graph_pool_handle())
+        return _record(self._pools[-1], buffers, evaluate)
 
 
 def _record(pool: Any, buffers: Buffers, evaluate: Callable[..., Any]) -> "torch.cuda.CUDAGraph":
