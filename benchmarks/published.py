@@ -42,7 +42,7 @@ class Denoiser:
     shape: tuple[int, ...]  # of one sample
     levels: Callable[[int], Levels]  # of so many steps
     conditions: Callable[[int], tuple[Tensor, ...]]  # of so many samples, the same for every seed
-    clamp: Callable[[Tensor], Tensor] = lambda clean: clean
+    clamp: Callable[[Tensor], Tensor] | None = None  # of a clean sample
     many: tuple[int, int] = MANY
 
 

@@ -60,9 +60,9 @@ def test_a_units_error_is_the_outputs_deviation_while_it_alone_is_held(model, sa
     seen = []
 
     class Spy(Executor):
-        def start(self):
+        def start(self, course=None):
             seen.append([])
-            generation = super().start()
+            generation = super().start(course)
 
             def call(*inputs, **named):
                 output = generation(*inputs, **named)

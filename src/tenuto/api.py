@@ -72,7 +72,7 @@ def journal_of(path: Path, stored: Stored, eta: float) -> Journal:
 
 # The options of each policy besides steps and budget; the functions in tenuto.policies say what they mean.
 OPTIONS: dict[str, tuple[Callable[..., Schedule], tuple[str, ...]]] = {
-    "refresh": (policies.refresh, ("every", "opening", "closing", "reuse", "hold")),
+    "refresh": (policies.refresh, ("every", "opening", "closing", "reuse", "hold", "correction")),
     "rewrite": (policies.rewrite, ("every", "blocks", "rows", "held")),
     "lifetimes": (policies.lifetimes, ("tau", "min_lifetime", "reuse", "hold")),
     "noise": (policies.by_noise, ("levels", "evenness", "reuse", "hold")),
@@ -99,8 +99,8 @@ def schedule(
              rewrite: the same for text, and held units computed at the positions that matter; the default for text
              lifetimes: the paper's, each unit computed until its lifetime ends and then held for good
              noise, anchors, allocated: see tenuto.policies
-    options  of the policy, instead of what it would choose: every, opening, closing, reuse and hold of refresh; every,
-             blocks, rows and held of rewrite; tau and min_lifetime of lifetimes; …
+    options  of the policy, instead of what it would choose: every, opening, closing, reuse, hold and correction of
+             refresh; every, blocks, rows and held of rewrite; tau and min_lifetime of lifetimes; …
     """
     scores = source if isinstance(source, Scores) else score(source)
     family = family_of(scores)

@@ -127,9 +127,13 @@ class Executor:
         self._warned: set[str] = set()
         self._lock = Lock()
 
-    def start(self) -> "Generation":
-        """A new generation, at its first step and with nothing held."""
-        return Generation(self)
+    def start(self, course: Sequence[float] | None = None) -> "Generation":
+        """A new generation, at its first step and with nothing held.
+
+        course  how much each step's output counts in the sample that comes out, where the sampler can say; without it
+                nothing is corrected
+        """
+        return Generation(self, course)
 
     @cached_property
     def full_steps(self) -> list[bool]:
@@ -339,7 +343,9 @@ def units_of(schedule: Schedule) -> Schedule:
     """What a schedule asks of the units at the steps that evaluate the network."""
     if schedule.hold not in ("output", "keys"):
         return schedule
-    return replace(schedule, active=np.ones_like(schedule.active), reuse="hold", hold="update", rows="none")
+    return replace(
+        schedule, active=np.ones_like(schedule.active), reuse="hold", hold="update", rows="none", corrected=False
+    )
 
 
 class Stage:
@@ -426,7 +432,7 @@ class Stage:
 class Generation:
     """One run through the steps of a schedule."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, course: Sequence[float] | None = None) -> None:
         self._executor = executor
         self._stage: Stage | None = None
         self._plan: Plan | None = None
@@ -434,7 +440,7 @@ class Generation:
         self._unplanned: Unplanned | None = None
         self._keys = Keys()
         held = executor.schedule is not None and executor.schedule.hold == "output" and executor.mode != "eager"
-        self._outputs = Outputs(executor.schedule) if held and executor.schedule is not None else None
+        self._outputs = Outputs(executor.schedule, course) if held and executor.schedule is not None else None
         self.step = 0  # how many were taken
         self.broken = False
         self.thread = get_ident()
@@ -444,6 +450,11 @@ class Generation:
         """Whether nothing more will be read of what is kept."""
         schedule = self._executor.schedule
         return self.broken or (schedule is not None and self.step >= schedule.steps)
+
+    def lose_course(self) -> None:
+        """From now on nothing is corrected."""
+        if self._outputs is not None:
+            self._outputs.lose_course()
 
     def __call__(self, *inputs: Any, rows: Tensor | None = None, **named: Any) -> Any:
         """One evaluation. rows [B, P]: the positions that a schedule with rows computes of held units."""
@@ -467,8 +478,8 @@ class Generation:
                 if self._outputs is None:
                     output = self._run(inputs, named, rows)
                 elif self._outputs.computed[self.step]:
-                    output = self._run(inputs, named, rows)
-                    executor.output_bytes = self._outputs.keep(self.step, output)
+                    output = self._outputs.take(self.step, self._run(inputs, named, rows))
+                    executor.output_bytes = self._outputs.bytes
                 else:
                     output = self._outputs.at(self.step)
             except BaseException:

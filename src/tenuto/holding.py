@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from tenuto.chain import Chain
 from tenuto.compilation import computed
 from tenuto.errors import ScheduleError, UsageError
-from tenuto.extrapolation import extrapolation_weights
+from tenuto.extrapolation import extrapolation_weights, recipes
 from tenuto.kernels import add_held, add_held_planes
 from tenuto.plan import Cell, Moment, Plan, Storage
 from tenuto.residual import Branch
@@ -321,27 +321,52 @@ class Padded:
 
 
 class Outputs:
-    """The last outputs of the network, extrapolated at steps that do not evaluate it."""
+    """The last outputs of the network: extrapolated at steps that do not evaluate it, corrected at those that do."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, course: Sequence[float] | None = None) -> None:
+        """course  how much each step's output counts in the sample that comes out, where the sampler can say"""
+        if course is not None and len(course) != schedule.steps:
+            raise ScheduleError(f"A course of {len(course)} steps was given for a schedule of {schedule.steps}.")
         self.computed = schedule.full_steps.tolist()
-        self._kept: deque[tuple[int, Any]] = deque(maxlen=schedule.order + 1)  # (step, output), newest first
+        self._order = schedule.order
+        self._recipes = recipes(self.computed, schedule.order, course if schedule.corrected else None)
+        self._kept: dict[int, Any] = {}  # by step, the newest last
 
-    def keep(self, step: int, output: Any) -> int:
-        """Copies, for whoever is given the output may write into it; returns the bytes that are kept now."""
+    def lose_course(self) -> None:
+        """From now on nothing is corrected."""
+        self._recipes = recipes(self.computed, self._order)
+
+    @property
+    def bytes(self) -> int:
+        leaves, _ = tree_flatten(list(self._kept.values()))
+        return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
+
+    def take(self, step: int, output: Any) -> Any:
+        """What was computed is kept as it is, in a copy, for whoever is given the output may write into it. Returns
+        what to give: the same, corrected for what was extrapolated since the last."""
         for leaf in tree_flatten(output)[0]:
             if not isinstance(leaf, Tensor | None | bool | int | float | str):
                 raise ScheduleError(
                     f"The network gives a {type(leaf).__name__}, which cannot be extrapolated; hold its units instead "
                     "of its output (hold='branch')."
                 )
-        self._kept.appendleft((step, tree_map_only(Tensor, torch.clone, output)))
-        leaves, _ = tree_flatten([kept for _, kept in self._kept])
-        return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
+        recipe = self._recipes[step]
+        if len(recipe.given) == 1:
+            self._kept[step] = tree_map_only(Tensor, torch.clone, output)
+            given = output
+        else:
+            self._kept[step] = output
+            given, self._kept[step] = self._summed(recipe.given), self._summed(recipe.kept)
+        while len(self._kept) > self._order + 1:
+            del self._kept[next(iter(self._kept))]
+        return given
 
     def at(self, step: int) -> Any:
-        weights = extrapolation_weights([node for node, _ in self._kept], step)
-        trees = [tree_flatten(kept) for _, kept in self._kept]
+        """The output of a step that computes none."""
+        return self._summed(self._recipes[step].given)
+
+    def _summed(self, amounts: dict[int, float]) -> Any:
+        weights, trees = list(amounts.values()), [tree_flatten(self._kept[node]) for node in amounts]
         leaves = [
             _weighted(values, weights) if isinstance(values[0], Tensor) else values[0]
             for values in zip(*(leaves for leaves, _ in trees), strict=True)

@@ -43,6 +43,7 @@ class Schedule:
     fingerprint: str  # of the weights the schedule was made from
     policy: dict[str, Any] = field(default_factory=dict)  # the policy's name and the parameters that made this schedule
     rows: Rows = "none"
+    corrected: bool = False  # whether a computed output makes up for those extrapolated since the last
     version: str = __version__
 
     def __post_init__(self) -> None:
@@ -68,6 +69,8 @@ class Schedule:
             raise ScheduleError(f"What is held is one of {', '.join(get_args(Hold))}, not {self.hold!r}.")
         if self.hold in ("output", "keys") and not (self.active == self.active[0]).all():
             raise ScheduleError(f"Where the {self.hold} is held, every step computes all units or none.")
+        if self.corrected and self.hold != "output":
+            raise ScheduleError(f"Only outputs are corrected, and this schedule holds {self.hold!r}.")
         if self.hold == "output" and self.rows != "none":
             raise ScheduleError("Where the output is held, there are no rows of held units to compute.")
         if self.hold == "keys" and self.rows not in ("block", "generated"):
@@ -167,6 +170,7 @@ def to_json(schedule: Schedule) -> dict[str, Any]:
         "reuse": schedule.reuse,
         "hold": schedule.hold,
         "rows": schedule.rows,
+        "corrected": schedule.corrected,
         "flops": dict(zip(schedule.units, schedule.flops, strict=True)),
         "active": {
             unit: "".join(COMPUTED if on else HELD for on in row)
@@ -206,8 +210,9 @@ def _from_json(record: dict[str, Any], where: str) -> Schedule:
     kinds: dict[str, type | tuple[type, ...]] = dict.fromkeys(
         ("format", "tenuto_version", "model", "fingerprint", "reuse", "hold"), str
     )
-    record = {"rows": "none", **record}  # which the first files did not have
-    check_fields(record, where, kinds | {"rows": str, "policy": dict, "steps": int, "flops": dict, "active": dict})
+    kinds |= {"rows": str, "corrected": bool, "policy": dict, "steps": int, "flops": dict, "active": dict}
+    record = {"rows": "none", "corrected": False, **record}  # which the first files did not have
+    check_fields(record, where, kinds)
     rows, flops, steps = record["active"], record["flops"], record["steps"]
     if not rows:
         raise ScheduleError('"active" lists no units.')
@@ -231,5 +236,6 @@ def _from_json(record: dict[str, Any], where: str) -> Schedule:
         fingerprint=record["fingerprint"],
         policy=record["policy"],
         rows=record["rows"],
+        corrected=record["corrected"],
         version=record["tenuto_version"],
     )

@@ -163,6 +163,10 @@ def schedule(
             rich_help_panel=BY_HAND,
         ),
     ] = None,
+    correction: Annotated[
+        bool | None,
+        typer.Option(help="Make up at a refresh for what was extrapolated since the last.", rich_help_panel=BY_HAND),
+    ] = None,
     rows: Annotated[
         Rows | None,
         typer.Option(help="Text only: positions that held units are computed at.", rich_help_panel=BY_HAND),
@@ -211,6 +215,7 @@ def schedule(
         closing=closing,
         reuse=reuse and reuse.value,
         hold=hold and hold.value,
+        correction=correction,
         rows=rows and rows.value,
         held=held,
         tau=tau,

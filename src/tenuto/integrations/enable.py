@@ -47,6 +47,7 @@ from tenuto.integrations.diffusers import (
 from tenuto.integrations.live_weights import weights_seen
 from tenuto.integrations.summary import Evaluation, Summary, moment, summarise
 from tenuto.residual import Residual
+from tenuto.samplers.course import Course, course_of
 from tenuto.schedules import Schedule, load_schedule
 from tenuto.scores import Scores, UnitScore
 from tenuto.units import Unit
@@ -288,7 +289,7 @@ class Denoiser:
         """Of an executor. Lanes share one where nothing is held but outputs, which are not the executor's."""
         return schedule.steps, 0 if self.holds_output else lane
 
-    def start(self, schedule: Schedule, lane: int) -> Generation:
+    def start(self, schedule: Schedule, lane: int, course: Course | None) -> Generation:
         key = self.key(schedule, lane)
         with self._starting:
             executor = self.executors.pop(key, None)
@@ -298,7 +299,7 @@ class Denoiser:
                     del self.executors[next(iter(self.executors))]
                 executor = self._executor(schedule)
             self.executors[key] = executor  # the newest last
-        return executor.start()
+        return executor.start(course)
 
     def _executor(self, schedule: Schedule) -> Executor:
         mode: Mode = "skip" if self._foreign and self.request.mode == "auto" else self.request.mode
@@ -326,9 +327,10 @@ class Lane:
 class Run:
     """One generation of an enabled pipeline, from the beginning of its loop to the end."""
 
-    def __init__(self, scheduler: Any, steps: int) -> None:
+    def __init__(self, scheduler: Any, steps: int, course: Course | None) -> None:
         self.scheduler = scheduler
         self.steps = steps
+        self.course = course
         self.step = 0
         self.lanes: dict[tuple[str, int], Lane] = {}
         self.evaluations: list[Evaluation] = []
@@ -360,9 +362,17 @@ class Run:
         if lane is None or not lane.goes_on(self.step, shape):
             left = self.steps - self.step
             schedule = denoiser.schedule_for(left) if left > 0 else None
-            generation = None if schedule is None else denoiser.start(schedule, key[1])
+            course = self.course and self.course[self.step :]
+            generation = None if schedule is None else denoiser.start(schedule, key[1], course)
             lane = self.lanes[key] = Lane(self.step, shape, schedule, generation)
         return lane
+
+    def lose_course(self) -> None:
+        """The sampler does not simply add outputs up: from now on none is corrected."""
+        self.course = None
+        for lane in self.lanes.values():
+            if lane.generation is not None:
+                lane.generation.lose_course()
 
     def forget(self) -> None:
         """Let go of what is held."""
@@ -465,8 +475,16 @@ class Enabled:
                 "full, and tenuto cannot help."
             )
         self._watch(self.pipe.scheduler)
-        run = self._runs[get_ident()] = self.last = Run(self.pipe.scheduler, steps)
+        run = self._runs[get_ident()] = self.last = Run(self.pipe.scheduler, steps, self._course(steps))
         return run
+
+    def _course(self, steps: int) -> Course | None:
+        """Of the steps that the loop will take: the last ones, where it leaves some out."""
+        if not any(one.holds_output for one in self.denoisers):
+            return None
+        scheduler = self.pipe.scheduler
+        course = course_of(scheduler, scheduler.timesteps[-steps:])
+        return course if course and len(course) == steps else None
 
     def _finish(self, thread: int, run: Run) -> None:
         if self._runs.get(thread) is run:
@@ -482,6 +500,8 @@ class Enabled:
         result = original(*args, **kwargs)
         run = self._runs.get(get_ident())
         if run is not None and run.scheduler is scheduler:
+            if kwargs.get("eta"):  # of DDIM: noise is added at each step, which no course tells
+                run.lose_course()
             run.advance()
         return result
 

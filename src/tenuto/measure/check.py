@@ -4,7 +4,7 @@ result = check(model, schedule, classes=[0, 7])
 print(result.verdict, result.worst_units()[0])
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,9 +76,9 @@ class Probing(Executor):
         self.totals = np.zeros(schedule.active.shape)
         self.generations = 0
 
-    def start(self) -> Any:
+    def start(self, course: Sequence[float] | None = None) -> Any:
         self.generations += 1
-        return _Probed(self)
+        return _Probed(self, course)
 
     @property
     def errors(self) -> NDArray[np.float64]:
@@ -86,12 +86,12 @@ class Probing(Executor):
 
 
 class _Probed:
-    def __init__(self, executor: Probing) -> None:
+    def __init__(self, executor: Probing, course: Sequence[float] | None) -> None:
         assert executor.schedule is not None
         self._executor = executor
         self._held = Unplanned(executor.schedule)
         self._held.step = -1
-        self._outputs = Outputs(executor.schedule) if executor.schedule.hold == "output" else None
+        self._outputs = Outputs(executor.schedule, course) if executor.schedule.hold == "output" else None
         self._rows = {unit: i for i, unit in enumerate(executor.schedule.units)}
 
     def __call__(self, *inputs: Any, rows: Tensor | None = None, **named: Any) -> Any:
@@ -105,8 +105,8 @@ class _Probed:
         """What is held is the output: it is off for all units alike."""
         step = self._held.step
         if outputs.computed[step]:
-            outputs.keep(step, exact)
-            return exact
+            given: Tensor = outputs.take(step, exact)
+            return given
         held: Tensor = outputs.at(step)
         self._executor.totals[:, step] += _relative(held, exact)
         return held

@@ -1,6 +1,6 @@
 """Full generations, written down: what the network was given at each step and what it gave, to be looked at later."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ class _Recorder(Executor):
         super().__init__(network, None, mode="skip")
         self.trajectories: list[Trajectory] = []
 
-    def start(self) -> Any:
+    def start(self, course: Sequence[float] | None = None) -> Any:
         self.trajectories.append([])
         return self._evaluate
 

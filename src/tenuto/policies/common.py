@@ -27,6 +27,7 @@ def make(
     hold: Hold,
     policy: dict[str, object],
     rows: Rows = "none",
+    corrected: bool = False,
 ) -> Schedule:
     return Schedule(
         units=tuple(unit.name for unit in scores.units),
@@ -38,4 +39,5 @@ def make(
         fingerprint=scores.fingerprint,
         policy=policy,
         rows=rows,
+        corrected=corrected,
     )

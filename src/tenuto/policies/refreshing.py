@@ -38,6 +38,7 @@ def refresh(
     closing: int | None = None,
     reuse: Reuse | None = None,
     hold: Hold | None = None,
+    correction: bool | None = None,
 ) -> Schedule:
     """Every unit computed at steps 1, 1+R, 1+2R, … and at the last `closing` ones.
 
@@ -48,6 +49,8 @@ def refresh(
     reuse          by default cubic, through the last four refreshes; quadratic, or linear, where refreshes are few
     hold           by default the network's output, which takes no memory to speak of and no time at all in between.
                    branch and update hold every unit: nearer where refreshes are few, never at equal time
+    correction     whether a refresh makes up for what was extrapolated since the last; by default where the output is
+                   held. It takes a sampler that says how it adds outputs up, as those without randomness do
     """
     check(steps, budget)
     if every is not None and budget is not None:
@@ -61,7 +64,9 @@ def refresh(
     first, last = _ends(steps, every, opening, closing)
     active = refresh_pattern(len(scores.units), steps, every, last, first)
     policy = {"name": "refresh", "every": every, "opening": first, "closing": last, "budget": budget}
-    return make(scores, active, reuse or reuse_for(steps, every), hold or "output", policy)
+    hold = hold or "output"
+    corrected = hold == "output" if correction is None else correction
+    return make(scores, active, reuse or reuse_for(steps, every), hold, policy, corrected=corrected)
 
 
 def refresh_pattern(units: int, steps: int, every: int, closing: int = 0, opening: bool = False) -> NDArray[np.bool_]:
@@ -84,7 +89,7 @@ def like(schedule: Schedule, every: int, reuse: Reuse | None = None) -> Schedule
     active = refresh_pattern(len(schedule.units), schedule.steps, every, closing, opening)
     policy = {"name": "refresh", "every": every, "opening": opening, "closing": closing, "budget": None}
     reuse = reuse or reuse_for(schedule.steps, every)
-    return replace(schedule, active=active, reuse=reuse, hold="output", policy=policy, rows="none")
+    return replace(schedule, active=active, reuse=reuse, hold="output", policy=policy, rows="none", corrected=True)
 
 
 def reuse_for(steps: int, every: int) -> Reuse:

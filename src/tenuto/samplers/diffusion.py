@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from tenuto.errors import CheckpointError, UsageError
 from tenuto.executor import Executor, Generation, Mode, executor_for
 from tenuto.models import Model
 from tenuto.models.architecture import NoiseLevels
+from tenuto.samplers.course import Course, course_of
 from tenuto.schedules import Schedule
 
 Solver = Literal["ddim", "dpm++"]
@@ -87,8 +89,10 @@ def generate(
     seeds = [seed + i for i in range(len(wanted))] if seeds is None else seeds
     _check_request(model, wanted, seeds, sampling, schedule, batch)
     executor = executor or executor_for(model.network, schedule, mode, compiled)
+    assert model.noise is not None
+    course = None if executor.schedule is None else sampler_course(model.noise, sampling)
     samples = [
-        _sample_batch(model, executor.start(), chunk, noise, sampling, progress)
+        _sample_batch(model, executor.start(course), chunk, noise, sampling, progress)
         for chunk, noise in _batches(model, wanted, seeds, batch)
     ]
     return torch.cat(samples)
@@ -184,6 +188,12 @@ def make_solver(noise: NoiseLevels, sampling: Sampling) -> Any:
             "or repeat some; take a number of steps that divides the timesteps, such as 50, 100, 250 or 500."
         )
     return solver
+
+
+@lru_cache(maxsize=64)
+def sampler_course(noise: NoiseLevels, sampling: Sampling) -> Course | None:
+    """How much the output of each step counts in the sample that comes out."""
+    return course_of(make_solver(noise, sampling))
 
 
 def log_snr(noise: NoiseLevels, sampling: Sampling) -> list[float]:

@@ -32,7 +32,7 @@ class DeepCache(Rival):
         self.every = every
         self.shallow = shallow_units(units, depth)
 
-    def start(self) -> Any:
+    def start(self, course: Sequence[float] | None = None) -> Any:
         return _Deep(self)
 
 

@@ -33,7 +33,7 @@ class FirstBlock(Rival):
         self.first = tuple(first)
         self.threshold = threshold
 
-    def start(self) -> Any:
+    def start(self, course: Sequence[float] | None = None) -> Any:
         return _Watching(self)
 
 

@@ -45,7 +45,7 @@ class ActivationDrift(Rival):
         self.units = schedule.units
         self.counts: list[int] = schedule.active.sum(axis=0).tolist()  # m_s
 
-    def start(self) -> Any:
+    def start(self, course: Sequence[float] | None = None) -> Any:
         return _Drifting(self)
 
 

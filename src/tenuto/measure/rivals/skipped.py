@@ -1,7 +1,7 @@
 """Whole evaluations skipped: the cheapest cache there is."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ class SkippedEvaluations(Rival):
         self.every = every
         self.order = order
 
-    def start(self) -> Any:
+    def start(self, course: Sequence[float] | None = None) -> Any:
         return _Skipping(self)
 
     def flop_work(self, units: Iterable[Unit]) -> float:

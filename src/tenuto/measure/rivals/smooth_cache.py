@@ -1,7 +1,7 @@
 """SmoothCache (Liu et al.), which decides by one calibrating run."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -139,7 +139,7 @@ class _Recording(Executor):
         self.totals = np.zeros((len(model.units), max_skip, steps))  # [unit, distance − 1, step], over all runs
         self.runs: list[_Recorded] = []
 
-    def start(self) -> Any:
+    def start(self, course: Sequence[float] | None = None) -> Any:
         self.runs.append(_Recorded(self))
         return self.runs[-1]
 

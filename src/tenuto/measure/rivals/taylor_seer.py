@@ -1,7 +1,7 @@
 """TaylorSeer (Liu et al.)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -39,7 +39,7 @@ class TaylorSeer(Rival):
         """Whether a step, counted from 0, computes all units."""
         return step < self.warmup or (step - self.warmup + 1) % self.every == 0
 
-    def start(self) -> Any:
+    def start(self, course: Sequence[float] | None = None) -> Any:
         return _Seeing(self)
 
 
