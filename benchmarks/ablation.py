@@ -3,9 +3,9 @@
     python benchmarks/ablation.py                      # a quarter of an hour on two CPU cores
     python benchmarks/ablation.py --only tiny-dit --samples 4
 
-The default evaluates the network at every R-th step, once more at the beginning and at the last three, holds its output
-and extrapolates it. Every row is drawn from the same noise and compared with the run that computes everything. Results
-are written after each network.
+The default evaluates the network at every R-th step, once more at the beginning and at the last three, holds its
+output, extrapolates it, and makes up at each refresh for what was extrapolated before. Every row is drawn from the same
+noise and compared with the run that computes everything. Results are written after each network.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,6 +35,7 @@ WAYS: dict[str, dict[str, Any]] = {  # what `refresh` is told instead of the def
     "the same, linear": {**THIRD, "reuse": "linear"},
     "the same, quadratic": {**THIRD, "reuse": "quadratic"},
     "the default at a quarter": {},
+    "without correction": {"correction": False},
     "without the opening refresh": {"opening": False},
     "without the last three steps": {"closing": 0},
     "without either": {"opening": False, "closing": 0},

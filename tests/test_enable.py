@@ -13,6 +13,7 @@ import torch
 from diffusers import (
     DDIMScheduler,
     DiffusionPipeline,
+    DPMSolverMultistepScheduler,
     HeunDiscreteScheduler,
     StableDiffusionImg2ImgPipeline,
     StableDiffusionInpaintPipeline,
@@ -166,6 +167,25 @@ def test_a_second_order_solver_is_counted_by_evaluations(pipe: DiffusionPipeline
         draw(pipe, "sd1", steps=9)
         summary = tenuto.summary(pipe)
     assert [step.work for step in summary.per_step] == [float(i % 4 == 0) for i in range(17)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "call", "corrected"),
+    [
+        (DDIMScheduler, {}, True),
+        (DDIMScheduler, {"eta": 1.0}, False),  # noise is added at every step
+        (DPMSolverMultistepScheduler, {}, False),  # remembers outputs
+    ],
+)
+def test_outputs_are_corrected_where_a_scheduler_adds_them_up(
+    pipe: DiffusionPipeline, kind: Any, call: dict[str, Any], corrected: bool
+) -> None:
+    pipe.scheduler = kind(**BETAS, **({"clip_sample": False} if kind is DDIMScheduler else {}))
+    drawn = []
+    for correction in (True, False):
+        with tenuto.accelerated(pipe, 0.5, correction=correction):
+            drawn.append(draw(pipe, "sd1", **call))
+    assert torch.equal(*drawn) != corrected
 
 
 class Named(DDIMScheduler):
@@ -413,25 +433,31 @@ def test_a_summary_is_for_reading_and_for_programs(pipe: DiffusionPipeline) -> N
 
 
 class Reads(TorchDispatchMode):
-    """Counts how often a tensor's value is asked for, which waits for a device."""
+    """Counts how often a tensor's value is asked for, which waits for a device, once the denoiser was called."""
 
-    def __init__(self) -> None:
+    def __init__(self, denoiser: nn.Module) -> None:
         super().__init__()
         self.count = 0
+        self.begun = False
+        denoiser.register_forward_pre_hook(self.begin)
+
+    def begin(self, *call: Any) -> None:
+        self.begun = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func is torch.ops.aten._local_scalar_dense.default
+        self.count += self.begun and func is torch.ops.aten._local_scalar_dense.default
         return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("family", ["sd1", "flux"])
 def test_no_value_is_read_from_the_device_to_count_steps(family: str) -> None:
     pipe = tiny(family)
-    with Reads() as plain:
+    with Reads(denoiser_in(pipe)) as plain:
         draw(pipe, family)
-    with tenuto.accelerated(pipe, 1.0), Reads() as enabled:
-        draw(pipe, family)
-    assert enabled.count == plain.count
+    for budget in (1.0, 0.5):
+        with Reads(denoiser_in(pipe)) as enabled, tenuto.accelerated(pipe, budget):
+            draw(pipe, family)
+        assert enabled.count == plain.count
 
 
 @pytest.mark.gpu

@@ -7,7 +7,7 @@ import torch
 import tenuto
 from tenuto.errors import ScheduleError
 from tenuto.executor import Executor
-from tenuto.extrapolation import extrapolation_weights
+from tenuto.extrapolation import extrapolation_weights, recipes
 from tenuto.measure.check import check
 from tenuto.schedules import Schedule
 
@@ -63,6 +63,38 @@ def test_who_is_given_an_output_may_write_into_it_and_the_next_generation_knows_
     assert executor.forecast(*inputs(0)).cache_bytes == 3 * clean[0].nbytes
 
 
+@torch.inference_mode()
+def test_with_a_course_a_computed_output_makes_up_for_those_in_between(network):
+    wanted, course = schedule(12, corrected=True), [-(0.8**step) for step in range(12)]
+    generation = Executor(network, wanted).start(course)
+    got = [generation(*inputs(step)) for step in range(12)]
+    kept = {}
+    for step, recipe in enumerate(recipes(wanted.full_steps, wanted.order, course)):
+        now = kept if step % 3 else {**kept, step: network(*inputs(step))}
+        expected = sum(weight * now[node] for node, weight in recipe.given.items())
+        torch.testing.assert_close(got[step], expected, rtol=1e-4, atol=1e-5)
+        if step % 3 == 0:
+            kept[step] = sum(weight * now[node] for node, weight in recipe.kept.items())
+    assert not torch.allclose(got[3], network(*inputs(3)))
+    lost = Executor(network, wanted).start(course)
+    lost.lose_course()
+    uncorrected = Executor(network, schedule(12)).start(course)
+    for step in range(12):
+        assert torch.equal(lost(*inputs(step)), uncorrected(*inputs(step)))
+    with pytest.raises(ScheduleError, match="A course of 11 steps"):
+        Executor(network, wanted).start(course[1:])
+
+
+def test_correction_keeps_a_picture_nearer_to_the_full_run():
+    model = tenuto.load("tiny-dit")
+    full = tenuto.generate(model, [3, 7], steps=20)
+    near, far = (
+        float(tenuto.psnr(tenuto.generate(model, [3, 7], schedule=made), full).mean())
+        for made in (tenuto.schedule(model, 20, budget=0.5, correction=correction) for correction in (True, False))
+    )
+    assert near > far + 2
+
+
 def test_halves_are_wide_enough_to_be_extrapolated(network):
     half = network.to(torch.bfloat16)
     generation = Executor(half, schedule(6, reuse="cubic")).start()
@@ -77,6 +109,8 @@ def test_what_cannot_be_is_refused():
     ragged[0, 2] = False
     with pytest.raises(ScheduleError, match="all units or none"):
         Schedule(UNITS, ragged, (1.0,) * len(UNITS), "hold", "output", "toy", "sha256:0")
+    with pytest.raises(ScheduleError, match="Only outputs are corrected"):
+        schedule(hold="branch", corrected=True)
     with pytest.raises(ScheduleError, match="no rows"):
         schedule(reuse="hold", rows="block")
 

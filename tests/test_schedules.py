@@ -66,6 +66,16 @@ def test_a_damaged_file_is_refused_with_its_reason(tmp_path, damage, message):
     assert "bad.json" in str(error.value)
 
 
+def test_files_from_before_outputs_were_corrected_stay_what_they_were(tmp_path):
+    made = make([[1, 0, 0, 1]], hold="output", corrected=True)
+    made.save(tmp_path / "now.json")
+    assert load_schedule(tmp_path / "now.json").corrected
+    record = to_json(made)
+    del record["corrected"]
+    (tmp_path / "before.json").write_text(json.dumps(record))
+    assert not load_schedule(tmp_path / "before.json").corrected
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", '{"format": "tenuto.schedule/1", "steps": 4'])
 def test_a_file_that_is_no_json_object_is_refused(tmp_path, text):
     (tmp_path / "bad.json").write_text(text)

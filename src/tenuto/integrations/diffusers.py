@@ -34,6 +34,7 @@ from tenuto.integrations.live_weights import LiveTensors
 from tenuto.integrations.sites import Forward, Site
 from tenuto.models.architecture import ConfigError
 from tenuto.residual import Branch, Residual, plain
+from tenuto.samplers.course import Course, course_of
 from tenuto.schedules import Schedule
 from tenuto.units import Unit
 
@@ -160,9 +161,12 @@ class Scheduled:
         self._forward: Forward
         self.start()
 
-    def start(self) -> None:
-        """Begin a new generation, with nothing held. Pipelines do so by themselves."""
-        self._generation = self.executor.start()
+    def start(self, course: Course | None = None) -> None:
+        """Begin a new generation, with nothing held. Pipelines do so by themselves.
+
+        course  of the sampler (tenuto.samplers.course), where it has one
+        """
+        self._generation = self.executor.start(course)
         self._shape: tuple[int, ...] | None = None
 
     @property
@@ -235,11 +239,11 @@ def scheduled(
                     return
                 scheduler = pipeline.scheduler
                 watched.append(scheduler)
-                run.start()
+                run.start(_course(schedule, scheduler))
 
                 def set_timesteps(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
                     result = original(*args, **kwargs)
-                    run.start()
+                    run.start(_course(schedule, scheduler))
                     if check_steps:
                         _check_steps(schedule, len(scheduler.timesteps))
                     return result
@@ -256,6 +260,13 @@ def scheduled(
             yield run
     finally:
         attachment.detach()
+
+
+def _course(schedule: Schedule, scheduler: Any) -> Course | None:
+    """Of the steps that a schedule is for: the last ones, where a pipeline leaves some out."""
+    if not schedule.corrected or scheduler.timesteps is None or len(scheduler.timesteps) < schedule.steps:
+        return None
+    return course_of(scheduler, scheduler.timesteps[-schedule.steps :])
 
 
 def denoiser_of(target: Any) -> nn.Module:

@@ -479,8 +479,9 @@ class Enabled:
         return run
 
     def _course(self, steps: int) -> Course | None:
-        """Of the steps that the loop will take: the last ones, where it leaves some out."""
-        if not any(one.holds_output for one in self.denoisers):
+        """Of the steps that the loop will take: the last ones, where it leaves some out. None if nobody asks for it."""
+        schedules = [one.schedule_for(steps) for one in self.denoisers]
+        if not any(one is not None and one.corrected and not one.active.all() for one in schedules):
             return None
         scheduler = self.pipe.scheduler
         course = course_of(scheduler, scheduler.timesteps[-steps:])
