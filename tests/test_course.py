@@ -63,7 +63,9 @@ def test_a_course_tells_what_comes_out_of_any_outputs(kind, config):
     ],
 )
 def test_clipped_random_and_remembered_outputs_have_no_course(kind):
+    before = torch.get_rng_state()
     assert course_of(solver(kind)) is None
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_the_solver_is_left_as_it_is():

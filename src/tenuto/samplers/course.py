@@ -23,12 +23,20 @@ TOLERANCE = 1e-3  # of what all outputs together give, from the sum of what each
 def course_of(solver: Any, timesteps: Sequence[Any] | Tensor | None = None) -> Course | None:
     """The course of a diffusers scheduler over its timesteps, or over those given.
 
-    None where outputs do not simply add up, for they are clipped, joined by random numbers, or remembered.
-
-    The scheduler is left as it is, and nothing is asked of the device that its timesteps lie on but those.
+    None where outputs do not simply add up, for they are clipped, joined by random numbers, or remembered. The
+    scheduler is left as it is, and so are torch's random numbers; of the device that its timesteps lie on, nothing is
+    asked but those.
     """
-    if any(solver.config.get(limit) for limit in LIMITS):
+    if any(getattr(solver, "config", {}).get(limit) for limit in LIMITS):
         return None
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return _asked(solver, timesteps)
+    except Exception:  # a solver may be anything, and one that asks for more is not one of these
+        return None
+
+
+def _asked(solver: Any, timesteps: Sequence[Any] | Tensor | None) -> Course | None:
     probe = deepcopy(solver)
     for name, value in vars(probe).items():
         if isinstance(value, Tensor):
@@ -38,15 +46,12 @@ def course_of(solver: Any, timesteps: Sequence[Any] | Tensor | None = None) -> C
     steps = len(times)
     outputs = torch.cat([torch.eye(steps), torch.ones(1, steps)])  # [each by itself and all of them, step]
     sample = torch.zeros(steps + 1, 1, 1, 1)
-    try:
-        for step, (time, output) in enumerate(zip(times, outputs.T, strict=True)):
-            before = sample
-            # Of the class, for the scheduler's own may have been wrapped by whoever watches it.
-            sample = type(probe).step(probe, output.view(-1, 1, 1, 1), time, sample, return_dict=False)[0]
-            if not _alike(before[:step], sample[:step]):
-                return None
-    except Exception:  # a solver that asks for more, or for something else, is not one of these
-        return None
+    for step, (time, output) in enumerate(zip(times, outputs.T, strict=True)):
+        before = sample
+        # Of the class, for the scheduler's own may have been wrapped by whoever watches it.
+        sample = type(probe).step(probe, output.view(-1, 1, 1, 1), time, sample, return_dict=False)[0]
+        if not _alike(before[:step], sample[:step]):
+            return None
     *each, together = sample.flatten().double().tolist()
     adds_up = abs(sum(each) - together) <= TOLERANCE * max(map(abs, each), default=0.0)
     one_way = all(count > 0 for count in each) or all(count < 0 for count in each)
@@ -57,5 +62,4 @@ def _alike(before: Tensor, after: Tensor) -> bool:
     """Whether all of them, which were given no output now, became the same multiple of what they were."""
     if len(before) < 2:
         return True
-    one, other = after * before[-1], after[-1] * before
-    return torch.allclose(one, other, rtol=TOLERANCE, atol=0)
+    return torch.allclose(after * before[-1], after[-1] * before, rtol=TOLERANCE, atol=0)
