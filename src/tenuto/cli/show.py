@@ -106,7 +106,7 @@ def schedule_facts(schedule: Schedule) -> dict[str, str]:
         "steps": str(schedule.steps),
         "work": f"{schedule.budget:.1%} of unit-steps, {schedule.flop_budget:.1%} of their FLOPs"
         + (" (nothing is held)" if schedule.budget == 1 else ""),
-        "reuse": f"{schedule.reuse} of the {schedule.hold}",
+        "reuse": f"{schedule.reuse} of the {schedule.hold}" + (", corrected" if schedule.corrected else ""),
         "patterns": str(schedule.patterns),
         "fingerprint": schedule.fingerprint[:23] + "…",
     }
