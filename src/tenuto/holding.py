@@ -342,8 +342,8 @@ class Outputs:
         return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
 
     def take(self, step: int, output: Any) -> Any:
-        """What was computed is kept as it is, in a copy, for whoever is given the output may write into it. Returns
-        what to give: the same, corrected for what was extrapolated since the last."""
+        """Keep what was computed, and return what to give for it: both corrected for what was extrapolated since the
+        last. They are no views of one another, for whoever is given an output may write into it."""
         for leaf in tree_flatten(output)[0]:
             if not isinstance(leaf, Tensor | None | bool | int | float | str):
                 raise ScheduleError(
