@@ -91,7 +91,10 @@ def test_the_last_steps_are_computed_where_refreshes_are_many():
     assert set(np.flatnonzero(schedule.active[0])) == {*range(0, 50, 4), 2, 47, 48, 49}
     plainer = refresh(scored(1.0), 50, every=4, opening=False, closing=1)
     assert set(np.flatnonzero(plainer.active[0])) == {*range(0, 50, 4), 49}
-    assert refresh(scored(1.0), 50, every=6).policy["closing"] == 0  # 9 refreshes
+    fewer = refresh(scored(1.0), 50, every=6)  # 9: the last step alone, and none at the beginning
+    assert set(np.flatnonzero(fewer.active[0])) == {*range(0, 50, 6), 49}
+    few = refresh(scored(1.0), 20, every=4)  # 5: spread evenly
+    assert set(np.flatnonzero(few.active[0])) == set(range(0, 20, 4))
 
 
 def test_the_degree_is_higher_where_refreshes_are_many():

@@ -44,8 +44,9 @@ def refresh(
 
     every, budget  R, or the budget whose R is nearest
     opening        whether it is computed once more half-way to the second refresh, before which there is nothing to
-                   extrapolate from; by default unless refreshes are few
-    closing        by default three, or none where refreshes are few and those would be a large part of the work
+                   extrapolate from; by default where refreshes are many
+    closing        by default three; one where refreshes are few and those would be a large part of the work, and none
+                   where there are so few that they had better be spread evenly
     reuse          by default cubic, through the last four refreshes; quadratic, or linear, where refreshes are few
     hold           by default the network's output, which takes no memory to speak of and no time at all in between.
                    branch and update hold every unit: nearer where refreshes are few, never at equal time
@@ -79,8 +80,9 @@ def refresh_pattern(units: int, steps: int, every: int, closing: int = 0, openin
 def _ends(steps: int, every: int, opening: bool | None, closing: int | None) -> tuple[bool, int]:
     """How it begins and ends where nobody says."""
     refreshes = math.ceil(steps / every)
-    begins = refreshes >= FEW and every > 2 if opening is None else opening
-    return begins, (CLOSING if refreshes >= MANY else 0) if closing is None else closing
+    begins = refreshes >= MANY and every > 2 if opening is None else opening
+    ends = CLOSING if refreshes >= MANY else int(refreshes >= FEW)
+    return begins, ends if closing is None else closing
 
 
 def like(schedule: Schedule, every: int, reuse: Reuse | None = None) -> Schedule:
