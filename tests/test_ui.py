@@ -135,7 +135,7 @@ def test_the_page_does_what_it_says(page):
     page.wait_for_selector("#facts td:text-is('12')")
     page.get_by_label("speed-up").check()
     number("speedup", 2)
-    page.wait_for_selector("#facts td:has-text('50.0% of unit-steps')")
+    page.wait_for_selector("#facts td:has-text('58.3% of unit-steps')")
     page.get_by_role("button", name="How sensitive").click()
     page.wait_for_selector("#scores svg")
 
