@@ -12,7 +12,7 @@ Only instances are touched: a block gets a `forward` of its own that does what i
 addition going through the seam, and loses it again on `detach`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial, update_wrapper
 from threading import get_ident
@@ -239,11 +239,11 @@ def scheduled(
                     return
                 scheduler = pipeline.scheduler
                 watched.append(scheduler)
-                run.start(_course(schedule, scheduler))
+                run.start(course_for([schedule], scheduler, schedule.steps))
 
                 def set_timesteps(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
                     result = original(*args, **kwargs)
-                    run.start(_course(schedule, scheduler))
+                    run.start(course_for([schedule], scheduler, schedule.steps))
                     if check_steps:
                         _check_steps(schedule, len(scheduler.timesteps))
                     return result
@@ -262,11 +262,12 @@ def scheduled(
         attachment.detach()
 
 
-def _course(schedule: Schedule, scheduler: Any) -> Course | None:
-    """Of the steps that a schedule is for: the last ones, where a pipeline leaves some out."""
-    if not schedule.corrected or scheduler.timesteps is None or len(scheduler.timesteps) < schedule.steps:
+def course_for(schedules: Iterable[Schedule | None], scheduler: Any, steps: int) -> Course | None:
+    """Of so many steps: the last ones, where a pipeline leaves some out. None if no schedule has a use for it."""
+    asked = any(one is not None and one.corrected and not one.active.all() for one in schedules)
+    if not asked or scheduler.timesteps is None or len(scheduler.timesteps) < steps:
         return None
-    return course_of(scheduler, scheduler.timesteps[-schedule.steps :])
+    return course_of(scheduler, scheduler.timesteps[-steps:])
 
 
 def denoiser_of(target: Any) -> nn.Module:

@@ -37,6 +37,7 @@ from tenuto.integrations.diffusers import (
     Attachment,
     Replacement,
     attach,
+    course_for,
     is_compiled,
     names_in,
     through,
@@ -47,7 +48,7 @@ from tenuto.integrations.diffusers import (
 from tenuto.integrations.live_weights import weights_seen
 from tenuto.integrations.summary import Evaluation, Summary, moment, summarise
 from tenuto.residual import Residual
-from tenuto.samplers.course import Course, course_of
+from tenuto.samplers.course import Course
 from tenuto.schedules import Schedule, load_schedule
 from tenuto.scores import Scores, UnitScore
 from tenuto.units import Unit
@@ -475,17 +476,9 @@ class Enabled:
                 "full, and tenuto cannot help."
             )
         self._watch(self.pipe.scheduler)
-        run = self._runs[get_ident()] = self.last = Run(self.pipe.scheduler, steps, self._course(steps))
+        course = course_for((one.schedule_for(steps) for one in self.denoisers), self.pipe.scheduler, steps)
+        run = self._runs[get_ident()] = self.last = Run(self.pipe.scheduler, steps, course)
         return run
-
-    def _course(self, steps: int) -> Course | None:
-        """Of the steps that the loop will take: the last ones, where it leaves some out. None if nobody asks for it."""
-        schedules = [one.schedule_for(steps) for one in self.denoisers]
-        if not any(one is not None and one.corrected and not one.active.all() for one in schedules):
-            return None
-        scheduler = self.pipe.scheduler
-        course = course_of(scheduler, scheduler.timesteps[-steps:])
-        return course if course and len(course) == steps else None
 
     def _finish(self, thread: int, run: Run) -> None:
         if self._runs.get(thread) is run:
