@@ -65,6 +65,20 @@ def test_a_schedule_computes_just_its_pattern(model):
     assert len(calls) == 3 * 2
 
 
+@pytest.mark.parametrize(("hold", "prepared"), [("output", 4), ("branch", 12)])
+def test_conditions_are_worked_out_only_of_steps_that_evaluate(model, monkeypatch, hold, prepared):
+    schedule = tenuto.schedule(model, steps=12, every=3, opening=False, closing=0, hold=hold)
+    plain, times = model.network.prepare, []
+
+    def counted(t, *conditions):
+        times.extend(t.tolist())
+        return plain(t, *conditions)
+
+    monkeypatch.setattr(model.network, "prepare", counted)
+    tenuto.generate(model, [1, 2], schedule=schedule)
+    assert len(times) == prepared
+
+
 def test_both_solvers_evaluate_once_a_step(model):
     for solver in ("ddim", "dpm++"):
         for steps in (1, 7, 50):

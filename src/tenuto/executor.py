@@ -146,6 +146,14 @@ class Executor:
         return plainly if self.compiled else plain
 
     @property
+    def holds_output(self) -> bool:
+        return self.schedule is not None and self.schedule.hold == "output" and self.mode != "eager"
+
+    def evaluates(self, step: int) -> bool:
+        """Whether the network is asked anything at a step."""
+        return not self.holds_output or self.full_steps[step]
+
+    @property
     def holds_keys(self) -> bool:
         return self.schedule is not None and self.schedule.hold == "keys" and self.mode != "eager"
 
@@ -439,8 +447,9 @@ class Generation:
         self._kept = References()
         self._unplanned: Unplanned | None = None
         self._keys = Keys()
-        held = executor.schedule is not None and executor.schedule.hold == "output" and executor.mode != "eager"
-        self._outputs = Outputs(executor.schedule, course) if held and executor.schedule is not None else None
+        self._outputs: Outputs | None = None
+        if executor.schedule is not None and executor.holds_output:
+            self._outputs = Outputs(executor.schedule, course)
         self.step = 0  # how many were taken
         self.broken = False
         self.thread = get_ident()

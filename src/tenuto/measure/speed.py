@@ -9,7 +9,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ class Subject:
     network: Any
     units: tuple[Unit, ...]  # with the cost of one sample at this shape
     batch: int  # samples in one evaluation
-    inputs: Callable[[int, bool], Iterable[Inputs]]  # (steps, whether to work out ahead what can be) -> one a step
+    inputs: Callable[[Sequence[bool]], Iterable[Inputs]]  # of each step, whether to work out ahead what can be
     device: torch.device
 
     @property
@@ -200,11 +199,10 @@ def subject_of(
     variants = [text() if family.asks_for == "prompt" else picture() for _ in range(VARIANTS)]
     times = below(1000, 1000)
 
-    def inputs(steps: int, ahead: bool) -> Iterator[Inputs]:
+    def inputs(ahead: Sequence[bool]) -> Iterator[Inputs]:
         """As the sampler gives them: timesteps on the device, and by name what was worked out of them ahead."""
         conditions = variants[0][0][2:]
-        extra = prepared(network, times[:steps], conditions) if ahead else repeat({})
-        for step, named in zip(range(steps), extra, strict=False):
+        for step, named in enumerate(prepared(network, times[: len(ahead)], conditions, ahead)):
             given, more = variants[step % VARIANTS]
             yield (*given[:2], *conditions), {**more, **named}
 
@@ -339,7 +337,8 @@ def where_time_goes(subject: Subject) -> dict[str, float]:
 @torch.inference_mode()
 def _generate(executor: Executor, subject: Subject, steps: int) -> None:
     generation = executor.start()
-    for inputs, named in subject.inputs(steps, executor.captures(subject.device)):
+    ahead = executor.captures(subject.device)
+    for inputs, named in subject.inputs([ahead and executor.evaluates(step) for step in range(steps)]):
         generation(*inputs, **named)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tenuto.errors import CheckpointError, UsageError
-from tenuto.executor import Executor, Generation, Mode, executor_for
+from tenuto.executor import Executor, Mode, executor_for
 from tenuto.models import Model
 from tenuto.models.architecture import NoiseLevels
 from tenuto.samplers.course import Course, course_of
@@ -92,7 +92,7 @@ def generate(
     assert model.noise is not None
     course = None if executor.schedule is None else sampler_course(model.noise, sampling)
     samples = [
-        _sample_batch(model, executor.start(course), chunk, noise, sampling, progress)
+        _sample_batch(model, executor, course, chunk, noise, sampling, progress)
         for chunk, noise in _batches(model, wanted, seeds, batch)
     ]
     return torch.cat(samples)
@@ -101,7 +101,8 @@ def generate(
 @torch.inference_mode()
 def _sample_batch(
     model: Model,
-    evaluate: Generation,
+    executor: Executor,
+    course: Course | None,
     wanted: Sequence[Any],
     x: Tensor,
     sampling: Sampling,
@@ -116,7 +117,8 @@ def _sample_batch(
         model, wanted, guided
     )
     times = (solver.timesteps + first).to(model.device)  # all at once: nothing in the loop waits for a copy
-    ahead = prepared(model.network, times, conditions)
+    ahead = prepared(model.network, times, conditions, [executor.evaluates(step) for step in range(len(times))])
+    evaluate = executor.start(course)
     for t, time, named in zip(solver.timesteps, times, ahead, strict=True):
         inputs = torch.cat([x, x]) if guided else x
         output = evaluate(inputs.to(model.dtype), time.expand(len(inputs)), *conditions, **named)
@@ -128,15 +130,16 @@ def _sample_batch(
     return x
 
 
-def prepared(network: Any, times: Tensor, conditions: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """For each timestep, what the network can work out of it ahead: for as many timesteps at once as fit."""
-    prepare = getattr(network, "prepare", None)
-    if prepare is None:
-        yield from ({} for _ in times)
-        return
-    count = max(1, PREPARED_BYTES // network.prepared_bytes(len(conditions[0])))
-    for chunk in times.split(count):
-        yield from prepare(chunk, *conditions)
+def prepared(
+    network: Any, times: Tensor, conditions: Sequence[Any], needed: Sequence[bool]
+) -> Iterator[dict[str, Any]]:
+    """For each timestep that is needed, what the network can work out of it ahead; nothing for the others."""
+    ready: Iterator[dict[str, Any]] = iter(())
+    if hasattr(network, "prepare") and any(needed):
+        wanted = torch.stack([time for time, is_needed in zip(times, needed, strict=True) if is_needed])
+        count = max(1, PREPARED_BYTES // network.prepared_bytes(len(conditions[0])))  # at once, as many as fit
+        ready = (each for chunk in wanted.split(count) for each in network.prepare(chunk, *conditions))
+    yield from (next(ready, {}) if is_needed else {} for is_needed in needed)
 
 
 def _class_conditions(model: Model, classes: Sequence[int], guided: bool) -> tuple[Tensor]:

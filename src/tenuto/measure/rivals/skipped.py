@@ -30,6 +30,9 @@ class SkippedEvaluations(Rival):
     def start(self, course: Sequence[float] | None = None) -> Any:
         return _Skipping(self)
 
+    def evaluates(self, step: int) -> bool:
+        return step % self.every == 0
+
     def flop_work(self, units: Iterable[Unit]) -> float:
         return self.work  # all units are computed together
 
@@ -42,7 +45,7 @@ class _Skipping(Run):
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         self.step += 1
-        evaluated = self.step % self._rival.every == 0
+        evaluated = self._rival.evaluates(self.step)
         self._rival.count("network", evaluated)
         if evaluated:
             output: Tensor = self._network(*inputs, **named, residual=plain)
