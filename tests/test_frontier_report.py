@@ -85,6 +85,12 @@ def test_every_way_is_there_once_for_each_budget_as_the_mean_over_seeds(measured
     assert "equal" in lines(tables, "full")[0]
 
 
+def test_one_slow_run_of_three_is_no_slow_way():
+    rows = [row("tenuto", "ours", 0.25, seed, **picture(40.0)) for seed in range(3)]
+    rows[1].seconds = 3.0
+    assert lines(frontier_tables(record_of(case=rows)), "tenuto")[0][3] == "**4.00×**"
+
+
 def test_ours_is_bold_and_comes_after_the_full_run_most_work_first(measured):
     part = section(frontier_tables(measured), "tiny-dit, 50 steps")
     ways = [line.split(" | ")[0].strip("| ") for line in part.splitlines() if line.startswith("|")][2:]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from textwrap import fill
 from typing import Any
 
@@ -18,7 +18,7 @@ Record = Mapping[str, Any]  # what benchmarks/frontier.py writes
 
 KINDS = ("full", "ours", "option", "rival", "paper")
 NOTATION = (
-    "A row is the mean over the seeds; ± and brackets are the mean of the seeds' 95 % intervals, and · marks one "
+    "A row is the mean over the seeds, times are by their median; ± and brackets are the mean of the seeds' 95 % intervals, and · marks one "
     "that contains 0. *Work* is unit-steps and *FLOPs* their arithmetic, of the full run's; *kept* is for one sample. "
     "Ours is bold.\n"
 )
@@ -88,7 +88,8 @@ def _mean(rows: Sequence[Point]) -> Point:
     mean = {
         name: rows[0][name] if isinstance(rows[0][name], str) else fmean(row[name] for row in rows) for name in names
     }
-    return {**mean, "faster": mean["full_seconds"] / mean["seconds"]}
+    full, held = (median(row[name] for row in rows) for name in ("full_seconds", "seconds"))
+    return {**mean, "faster": full / held}
 
 
 def _is_text(points: Sequence[Point]) -> bool:
