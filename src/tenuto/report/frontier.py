@@ -19,8 +19,8 @@ Record = Mapping[str, Any]  # what benchmarks/frontier.py writes
 KINDS = ("full", "ours", "option", "rival", "paper")
 NOTATION = (
     "A row is the mean over the seeds, of times the median; ± and brackets are the mean of the seeds' 95 % intervals, "
-    "and · marks one that contains 0. *Work* is unit-steps and *FLOPs* their arithmetic, of the full run's; *kept* is for one sample. "
-    "Ours is bold.\n"
+    "and · marks one that contains 0. *Work* is unit-steps and *FLOPs* their arithmetic, of the full run's; *kept* is "
+    "for one sample. Ours is bold.\n"
 )
 COLUMNS: tuple[tuple[str, str, Callable[[Point], str]], ...] = (  # title, the number it needs, cell
     ("way", "policy", lambda row: row["policy"]),
