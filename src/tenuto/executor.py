@@ -20,32 +20,31 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock, get_ident
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from tenuto.chain import Chain, activation_bytes, chain_of, output_bytes
+from tenuto.chain import activation_bytes, output_bytes
 from tenuto.compilation import compiling, plainly
 from tenuto.errors import ScheduleError, UsageError, first_line
-from tenuto.graphs import Graphs, Signature, hashable, signature_of
+from tenuto.graphs import Graphs
 from tenuto.holding import Holding, Outputs, Padded, Planes, References, Unplanned
-from tenuto.plan import Plan, fitting_plan, make_plan
-from tenuto.policies import with_fewer_lifetimes
+from tenuto.plan import Plan
+from tenuto.planning import Planner
 from tenuto.residual import Residual, plain
 from tenuto.rows import Keys
 from tenuto.schedules import Schedule
+from tenuto.signature import Signature, hashable, signature_of
 
 Mode = Literal["auto", "eager", "skip", "padded", "jagged"]
 STAGES = 4  # signatures of inputs whose graphs are kept; the one used longest ago gives way
 SIGNATURES = 8  # of inputs within a generation, for which graphs are recorded
 ROWS = "rows of held units"  # how they are called among the inputs of a graph
-CHAINS = 64  # signatures of inputs whose chains are remembered
 
 
 @dataclass(frozen=True)
@@ -115,13 +114,11 @@ class Executor:
         self.schedule = schedule
         self.mode = mode
         self.compiled = compiled
-        self.memory = memory
-        self.graphs = graphs
         self.offload = offload
-        self.units_schedule = schedule if schedule is None else units_of(schedule)  # what the network is told
+        self.planner = None
+        if schedule is not None:
+            self.planner = Planner(network, self.module, schedule, None if offload else memory, graphs)
         self.output_bytes = 0  # kept of outputs, where those are held
-        self._chains: dict[Signature, Chain] = {}
-        self._plans: dict[Chain, tuple[Plan, str]] = {}  # and what was given up for the bounds on memory and graphs
         self._stages: dict[Signature, Stage] = {}
         self._failed: set[Signature] = set()  # could not be recorded
         self._warned: set[str] = set()
@@ -167,15 +164,11 @@ class Executor:
 
     def plan(self, *inputs: Any, **named: Any) -> Plan:
         """What the schedule means for inputs like these; nothing is computed."""
-        if self.schedule is None:
-            raise UsageError("Without a schedule there is nothing to plan.")
-        leaves, spec = tree_flatten((inputs, named))
-        return self._plan_for(self._chain_for(signature_of(leaves, spec), inputs, named))
+        return self._planned(inputs, named)[0]
 
     def forecast(self, *inputs: Any, **named: Any) -> "Forecast":
         """What running on inputs like these will take; nothing is computed, and nothing is kept."""
-        plan = self.plan(*inputs, **named)
-        given_up = self._plans[plan.chain][1]
+        plan, given_up = self._planned(inputs, named)
         static = sum(leaf.nbytes for leaf in tree_flatten((inputs, named))[0] if isinstance(leaf, Tensor))
         return Forecast(
             graphs=len(plan.programs),
@@ -183,6 +176,12 @@ class Executor:
             graph_bytes=activation_bytes(self.network, inputs, named, self.module) + static,
             given_up=given_up,
         )
+
+    def _planned(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[Plan, str]:
+        if self.planner is None:
+            raise UsageError("Without a schedule there is nothing to plan.")
+        signature = signature_of(*tree_flatten((inputs, named)))
+        return self.planner.plan(self.planner.chain(signature, inputs, named))
 
     def _cache_bytes(self, plan: Plan, inputs: Sequence[Any], named: Mapping[str, Any]) -> int:
         assert self.schedule is not None
@@ -203,79 +202,36 @@ class Executor:
 
     def report(self) -> Report:
         """What was recorded and kept so far."""
-        stages = list(self._stages.values())
+        stages, planned = list(self._stages.values()), 0 if self.planner is None else self.planner.cache_bytes
+        in_stages = sum(stage.residuals.bytes + stage.keys.bytes for stage in stages)
         return Report(
             mode=self.mode,
             patterns=0 if self.schedule is None else self.schedule.patterns,
             graphs=sum(len(stage.graphs) for stage in stages),
             capture_seconds=sum(stage.graphs.capture_seconds for stage in stages),
-            cache_bytes=self.output_bytes
-            + (
-                sum(stage.residuals.bytes + stage.keys.bytes for stage in stages)
-                if stages
-                else max((plan.cache_bytes for plan, _ in self._plans.values()), default=0)
-            ),
+            cache_bytes=self.output_bytes + (in_stages if stages else planned),
             graph_bytes=sum(stage.graphs.bytes for stage in stages),
-            given_up="; ".join(dict.fromkeys(lost for _, lost in self._plans.values() if lost)),
+            given_up="" if self.planner is None else self.planner.given_up,
         )
 
     def _plan_or_none(self, signature: Signature, inputs: Sequence[Any], named: Mapping[str, Any]) -> Plan | None:
         """The plan, or None and a warning where the network cannot be looked at without running it."""
+        assert self.planner is not None
         try:
-            chain = self._chain_for(signature, inputs, named)
+            chain = self.planner.chain(signature, inputs, named)
         except ScheduleError:
             raise
         except Exception as error:  # a network may do anything with tensors that have no values
             self.warn(f"the network cannot be looked at beforehand ({first_line(error)})")
             return None
-        return self._plan_for(chain)
-
-    def _plan_for(self, chain: Chain) -> Plan:
-        if chain not in self._plans:
-            self._plans[chain] = self._bounded(chain)
-        return self._plans[chain][0]
-
-    def _bounded(self, chain: Chain) -> tuple[Plan, str]:
-        """A plan within the bounds, and what was given up for them."""
-        assert self.units_schedule is not None
-        schedule, lost = self.units_schedule, []
-        plan = make_plan(schedule, chain)
-        if self.graphs is not None and len(plan.programs) > self.graphs:
-            before = len(set(schedule.lifetimes))
-            for most in reversed(range(1, before)):
-                schedule = with_fewer_lifetimes(self.units_schedule, most)
-                plan = make_plan(schedule, chain)
-                if len(plan.programs) <= self.graphs:
-                    break
-            else:
-                raise ScheduleError(
-                    f"This schedule cannot be run with {self.graphs} graphs: it needs {len(plan.programs)} at least."
-                )
-            lost.append(
-                f"{before} lifetimes became {most}: {schedule.budget:.1%} of the unit-steps are computed, "
-                f"not {self.units_schedule.budget:.1%}"
-            )
-        if self.memory is not None and plan.cache_bytes > self.memory and not self.offload:
-            plan, less = fitting_plan(schedule, chain, self.memory)
-            lost.append(less)
-        return plan, "; ".join(lost)
-
-    def _chain_for(self, signature: Signature, inputs: Sequence[Any], named: Mapping[str, Any]) -> Chain:
-        known = self._chains.get(signature) if hashable(signature) else None
-        if known is None:
-            known = chain_of(self.network, inputs, named, self.module)
-            if hashable(signature):
-                if len(self._chains) >= CHAINS:
-                    self._chains.clear()
-                self._chains[signature] = known
-        return known
+        return self.planner.plan(chain)[0]
 
     def _stage_for(
         self, generation: "Generation", signature: Signature, leaves: Sequence[Any], inputs: Any, named: Any
     ) -> "Stage | None":
         """The graphs for such inputs, or None and a warning where there can be none."""
         mode = self.mode
-        if self.schedule is None or mode in ("eager", "skip"):
+        if self.planner is None or mode in ("eager", "skip"):
             return None
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         on_gpu = [tensor for tensor in tensors if tensor.is_cuda]
@@ -298,7 +254,7 @@ class Executor:
                 device = on_gpu[0].device
                 try:
                     residuals = (
-                        Padded(units_of(self.schedule), plan.chain, device)
+                        Padded(self.planner.schedule, plan.chain, device)
                         if mode == "padded"
                         else Planes(plan, device, self.offload)
                     )
@@ -345,15 +301,6 @@ def executor_for(
     # A proxy, or the network would be kept alive by being remembered.
     _executors[network] = executor = Executor(weakref.proxy(network), schedule, mode=mode, compiled=compiled)
     return executor
-
-
-def units_of(schedule: Schedule) -> Schedule:
-    """What a schedule asks of the units at the steps that evaluate the network."""
-    if schedule.hold not in ("output", "keys"):
-        return schedule
-    return replace(
-        schedule, active=np.ones_like(schedule.active), reuse="hold", hold="update", rows="none", corrected=False
-    )
 
 
 class Stage:
@@ -508,8 +455,8 @@ class Generation:
             self._stage = executor._stage_for(self, self._signature, leaves, inputs, named)
             if self._stage is None and self._outputs is None:
                 self._plan = executor._plan_or_none(self._signature, inputs, named)
-                if self._plan is None and executor.units_schedule is not None:
-                    self._unplanned = Unplanned(executor.units_schedule)
+                if self._plan is None and executor.planner is not None:
+                    self._unplanned = Unplanned(executor.planner.schedule)
         if self._stage is not None:
             return self._stage.run(executor, self.step, leaves, spec, self._signature)
         if self._outputs is not None:  # of the units nothing is held: there is nothing to plan

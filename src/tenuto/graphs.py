@@ -17,26 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-Signature = tuple[Any, ...]
+from tenuto.signature import Signature
+
 _recording = Lock()
-
-
-def signature_of(leaves: Sequence[Any], spec: TreeSpec) -> Signature:
-    """What a graph is valid for: the inputs' shapes, strides, dtypes and devices, and whatever is no tensor."""
-    autocast = (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"))
-    described = (
-        (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else ("value", leaf)
-        for leaf in leaves
-    )
-    return (spec, autocast, *described)
-
-
-def hashable(signature: Signature) -> bool:
-    try:
-        hash(signature)
-    except TypeError:
-        return False
-    return True
 
 
 @cache

@@ -1,0 +1,28 @@
+"""What inputs are like, apart from the values of their tensors: a plan, or a graph, serves all that are alike."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec
+
+Signature = tuple[Any, ...]
+
+
+def signature_of(leaves: Sequence[Any], spec: TreeSpec) -> Signature:
+    """The inputs' shapes, strides, dtypes and devices, and whatever is no tensor."""
+    autocast = (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"))
+    described = (
+        (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else ("value", leaf)
+        for leaf in leaves
+    )
+    return (spec, autocast, *described)
+
+
+def hashable(signature: Signature) -> bool:
+    try:
+        hash(signature)
+    except TypeError:
+        return False
+    return True
