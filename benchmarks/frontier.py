@@ -49,7 +49,12 @@ def main(
         list[float] | None, typer.Option("--budget", help="Shares of the work, instead of the case's own; repeat.")
     ] = None,
     ours_only: Annotated[
-        bool, typer.Option("--ours-only", help="Pictures: measure the full run and the default again, keep the rest.")
+        bool,
+        typer.Option(
+            "--ours-only",
+            help="Pictures: measure the full run and the default again and keep the other rows. Comparisons with the "
+            "default are dropped: they need both, sample by sample.",
+        ),
     ] = False,
     again: Annotated[bool, typer.Option(help="Measure what is in the file already, too.")] = False,
     draw_only: Annotated[bool, typer.Option("--draw-only", help="Measure nothing; draw what the file holds.")] = False,
