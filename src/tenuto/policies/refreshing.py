@@ -49,7 +49,7 @@ def refresh(
                    where there are so few that they had better be spread evenly
     reuse          by default cubic, through the last four refreshes; quadratic, or linear, where refreshes are few
     hold           by default the network's output, which takes no memory to speak of and no time at all in between.
-                   branch and update hold every unit: nearer where refreshes are few, never at equal time
+                   branch and update hold every unit, which keeps more detail where refreshes are few and takes longer
     correction     whether a refresh makes up for what was extrapolated since the last; by default where the output is
                    held. It takes a sampler that says how it adds outputs up, as those without randomness do
     """
