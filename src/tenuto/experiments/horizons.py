@@ -53,7 +53,7 @@ def horizons(lab: Lab) -> Result:
             for other in ORDERS[1:]:
                 quantity = f"{title}: spectral less {other}, {bench.quality}"
                 rows.append(paired_row(bench, quantity, (found["spectral"], found[other]), bench.quality, above))
-        panels.append(Panel(bench.model.name, lines, across="steps of the full run", up=bench.quality))
+        panels.append(Panel(bench.model.name, lines, across="steps of the full run", up=bench.quality_title))
     return Result(
         rows,
         "A comparison holds where the spectral order is better than depth's or chance's by more "

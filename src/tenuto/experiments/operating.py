@@ -77,7 +77,7 @@ def pareto(lab: Lab) -> Result:
                 bench.model.name,
                 {"lifetimes by the score (the paper)": sorted(points), "Tenuto's default": sorted(rivals)},
                 across="share of unit-steps computed",
-                up="dB to the full run" if bench.quality == "psnr" else "tokens as in the full run, share",
+                up=bench.quality_title,
             )
         )
     return Result(

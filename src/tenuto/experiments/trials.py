@@ -72,6 +72,7 @@ class Bench(Protocol):
     model: Model
     steps: int  # of the full run, where nobody says otherwise
     quality: str  # the value that ways are compared by
+    quality_title: str  # the same, beside an axis
     writes: bool  # text, instead of drawing
 
     @property
@@ -115,6 +116,7 @@ class PictureBench(_Bench):
 
     steps = 50
     quality = "psnr"
+    quality_title = "dB to the full run"
     writes = False
 
     def __init__(self, model: Model, samples: int, seeds: Sequence[int]) -> None:
@@ -176,6 +178,7 @@ class TextBench(_Bench):
 
     steps = 64
     quality = "same tokens"
+    quality_title = "tokens as in the full run, share"
     writes = True
 
     def __init__(self, model: Model, samples: int, seeds: Sequence[int]) -> None:
