@@ -93,6 +93,8 @@ def test_the_last_steps_are_computed_where_refreshes_are_many():
     assert set(np.flatnonzero(plainer.active[0])) == {*range(0, 50, 4), 49}
     fewer = refresh(scored(1.0), 50, every=6)  # 9: the last step alone, and none at the beginning
     assert set(np.flatnonzero(fewer.active[0])) == {*range(0, 50, 6), 49}
+    units = refresh(scored(1.0), 50, every=6, hold="branch")  # where units are held, an opening one serves better
+    assert set(np.flatnonzero(units.active[0])) == {*range(0, 50, 6), 3}
     few = refresh(scored(1.0), 20, every=4)  # 5: spread evenly
     assert set(np.flatnonzero(few.active[0])) == set(range(0, 20, 4))
 

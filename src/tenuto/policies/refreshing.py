@@ -45,8 +45,9 @@ def refresh(
     every, budget  R, or the budget whose R is nearest
     opening        whether it is computed once more half-way to the second refresh, before which there is nothing to
                    extrapolate from; by default where refreshes are many
-    closing        by default three; one where refreshes are few and those would be a large part of the work, and none
-                   where there are so few that they had better be spread evenly
+    closing        by default three; one where refreshes are few and those would be a large part of the work (but where
+                   units are held, an opening one instead), and none where there are so few that they had better be
+                   spread evenly
     reuse          by default cubic, through the last four refreshes; quadratic, or linear, where refreshes are few
     hold           by default the network's output, which takes no memory to speak of and no time at all in between.
                    branch and update hold every unit, which keeps more detail where refreshes are few and takes longer
@@ -58,14 +59,14 @@ def refresh(
         raise UsageError("Give the refresh period or a budget, not both: one follows from the other.")
     if closing is not None and not 0 <= closing <= steps:
         raise UsageError(f"Between 0 and all {steps} of the last steps can be computed, not {closing}.")
+    hold = hold or "output"
     if every is None:
-        every = period_for_budget(steps, BUDGET if budget is None else budget, opening, closing)
+        every = period_for_budget(steps, BUDGET if budget is None else budget, opening, closing, hold)
     if every < 1:
         raise UsageError(f"The refresh period must be at least 1 step, not {every}.")
-    first, last = _ends(steps, every, opening, closing)
+    first, last = _ends(steps, every, opening, closing, hold)
     active = refresh_pattern(len(scores.units), steps, every, last, first)
     policy = {"name": "refresh", "every": every, "opening": first, "closing": last, "budget": budget}
-    hold = hold or "output"
     corrected = hold == "output" if correction is None else correction
     return make(scores, active, reuse or reuse_for(steps, every), hold, policy, corrected=corrected)
 
@@ -77,17 +78,18 @@ def refresh_pattern(units: int, steps: int, every: int, closing: int = 0, openin
     return np.tile(computed, (units, 1))
 
 
-def _ends(steps: int, every: int, opening: bool | None, closing: int | None) -> tuple[bool, int]:
+def _ends(steps: int, every: int, opening: bool | None, closing: int | None, hold: Hold) -> tuple[bool, int]:
     """How it begins and ends where nobody says."""
     refreshes = math.ceil(steps / every)
-    begins = refreshes >= MANY and every > 2 if opening is None else opening
-    ends = CLOSING if refreshes >= MANY else int(refreshes >= FEW)
-    return begins, ends if closing is None else closing
+    many, few = refreshes >= MANY, FEW <= refreshes < MANY
+    begins = (many or (few and hold != "output")) and every > 2
+    ends = CLOSING if many else int(few and hold == "output")
+    return begins if opening is None else opening, ends if closing is None else closing
 
 
 def like(schedule: Schedule, every: int, reuse: Reuse | None = None) -> Schedule:
     """The default kind of schedule for the same model and steps, at this period."""
-    opening, closing = _ends(schedule.steps, every, None, None)
+    opening, closing = _ends(schedule.steps, every, None, None, "output")
     active = refresh_pattern(len(schedule.units), schedule.steps, every, closing, opening)
     policy = {"name": "refresh", "every": every, "opening": opening, "closing": closing, "budget": None}
     reuse = reuse or reuse_for(schedule.steps, every)
@@ -100,11 +102,13 @@ def reuse_for(steps: int, every: int) -> Reuse:
     return "cubic" if refreshes >= MANY else "quadratic" if refreshes >= FEW else "linear"
 
 
-def period_for_budget(steps: int, budget: float, opening: bool | None = None, closing: int | None = None) -> int:
+def period_for_budget(
+    steps: int, budget: float, opening: bool | None = None, closing: int | None = None, hold: Hold = "output"
+) -> int:
     """The refresh period R whose share of the steps is nearest to `budget`; of two as near, the shorter."""
 
     def share(every: int) -> float:
-        first, last = _ends(steps, every, opening, closing)
+        first, last = _ends(steps, every, opening, closing, hold)
         return float(refresh_pattern(1, steps, every, last, first).mean())
 
     return min(range(1, steps + 1), key=lambda every: (abs(share(every) - budget), every))
