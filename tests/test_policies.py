@@ -135,6 +135,11 @@ def test_text_in_blocks_is_refreshed_at_each_block_and_computed_within_it():
     assert rewrite(scored(*[1.0] * 6), 16, budget=0.125, blocks=2).active.sum(axis=1).tolist() == [2] * 6
 
 
+def test_a_budget_of_text_is_kept_where_any_period_keeps_it():
+    assert rewrite(scored(1.0), 64, budget=0.8, blocks=4).budget == 0.5  # computing everything would be nearer
+    assert rewrite(scored(1.0), 64, budget=0.01, blocks=4).budget == 4 / 64  # as little as there can be
+
+
 def test_text_in_one_block_holds_the_units_in_the_middle():
     schedule = rewrite(scored(*[1.0] * 8), 16, budget=0.625)
     held = (~schedule.active).any(axis=1)

@@ -160,7 +160,8 @@ def rewrite(
 ) -> Schedule:
     """For text: units held with refresh, but computed at the positions that matter meanwhile.
 
-    every, budget  the refresh period within a block, or the budget whose period is nearest
+    every, budget  the refresh period within a block, or the budget that it is to stay within: it must be long where
+                   blocks are short, so that the nearest could be to refresh at every step
     blocks         of the generation: each begins with a full step
     rows           the positions that held units are computed at: by default those of the block that is being written,
                    where there are several, and those written since the last full step where all is one block
@@ -189,7 +190,9 @@ def rewrite(
         return np.where(chosen[:, None], fresh[None], True)
 
     if every is None:
-        every = min(range(1, length + 1), key=lambda period: (abs(float(pattern(period).mean()) - wanted), period))
+        shares = {period: float(pattern(period).mean()) for period in range(1, length + 1)}
+        within = [period for period, share in shares.items() if share <= wanted + 1e-9]
+        every = min(within or shares, key=lambda period: (abs(shares[period] - wanted), period))
     if every < 1:
         raise UsageError(f"The refresh period must be at least 1 step, not {every}.")
     policy = {"name": "rewrite", "every": every, "blocks": blocks, "held": held, "budget": budget}
