@@ -160,8 +160,8 @@ def rewrite(
 ) -> Schedule:
     """For text: units held with refresh, but computed at the positions that matter meanwhile.
 
-    every, budget  the refresh period within a block, or the budget that it is to stay within: it must be long where
-                   blocks are short, so that the nearest could be to refresh at every step
+    every, budget  the refresh period within a block, or the budget that it is to stay within: blocks leave few
+                   periods to choose from, and the nearest could be to compute everything
     blocks         of the generation: each begins with a full step
     rows           the positions that held units are computed at: by default those of the block that is being written,
                    where there are several, and those written since the last full step where all is one block
