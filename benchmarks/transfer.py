@@ -73,7 +73,8 @@ NOTATION = (
     "changed after the first results on power spectra, electric load and wind were known: an opening refresh, lines "
     "where refreshes are few, and a bound on what extrapolation magnifies. The other two networks, in 20 steps only, "
     "had no part in choosing the last. The correction came later: power spectra and electric load had a part in "
-    "choosing its one constant, as three networks of our own had. Clamped samples, as of wind, are not corrected.\n"
+    "choosing its one constant, as three networks of our own had; none of them had in computing the last step instead "
+    "of an opening one where refreshes are few. Clamped samples, as of wind, are not corrected.\n"
 )
 
 

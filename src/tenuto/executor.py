@@ -433,7 +433,7 @@ class Generation:
             try:
                 if self._outputs is None:
                     output = self._run(inputs, named, rows)
-                elif self._outputs.computed[self.step]:
+                elif executor.evaluates(self.step):
                     output = self._outputs.take(self.step, self._run(inputs, named, rows))
                     executor.output_bytes = self._outputs.bytes
                 else:

@@ -327,14 +327,14 @@ class Outputs:
         """course  how much each step's output counts in the sample that comes out, where the sampler can say"""
         if course is not None and len(course) != schedule.steps:
             raise ScheduleError(f"A course of {len(course)} steps was given for a schedule of {schedule.steps}.")
-        self.computed = schedule.full_steps.tolist()
+        self._computed = schedule.full_steps.tolist()
         self._order = schedule.order
-        self._recipes = recipes(self.computed, schedule.order, course if schedule.corrected else None)
+        self._recipes = recipes(self._computed, schedule.order, course if schedule.corrected else None)
         self._kept: dict[int, Any] = {}  # by step, the newest last
 
     def lose_course(self) -> None:
         """From now on nothing is corrected."""
-        self._recipes = recipes(self.computed, self._order)
+        self._recipes = recipes(self._computed, self._order)
 
     @property
     def bytes(self) -> int:

@@ -91,7 +91,7 @@ class _Probed:
         self._executor = executor
         self._held = Unplanned(executor.schedule)
         self._held.step = -1
-        self._outputs = Outputs(executor.schedule, course) if executor.schedule.hold == "output" else None
+        self._outputs = Outputs(executor.schedule, course) if executor.holds_output else None
         self._rows = {unit: i for i, unit in enumerate(executor.schedule.units)}
 
     def __call__(self, *inputs: Any, rows: Tensor | None = None, **named: Any) -> Any:
@@ -104,7 +104,7 @@ class _Probed:
     def _extrapolated(self, outputs: Outputs, exact: Tensor) -> Tensor:
         """What is held is the output: it is off for all units alike."""
         step = self._held.step
-        if outputs.computed[step]:
+        if self._executor.evaluates(step):
             given: Tensor = outputs.take(step, exact)
             return given
         held: Tensor = outputs.at(step)

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from textwrap import fill
 from typing import Any
 
 from PIL import Image
 
 from tenuto.files import replacing
-from tenuto.measure.frontier.rows import HIGHEST
+from tenuto.measure.frontier.rows import HIGHEST, times_as_fast
 from tenuto.report.page import Table
 
 Point = Mapping[str, Any]  # a row, averaged over the seeds
@@ -88,8 +88,8 @@ def _mean(rows: Sequence[Point]) -> Point:
     mean = {
         name: rows[0][name] if isinstance(rows[0][name], str) else fmean(row[name] for row in rows) for name in names
     }
-    full, held = (median(row[name] for row in rows) for name in ("full_seconds", "seconds"))
-    return {**mean, "faster": full / held}
+    faster = times_as_fast((row["full_seconds"] for row in rows), (row["seconds"] for row in rows))
+    return {**mean, "faster": faster}
 
 
 def _is_text(points: Sequence[Point]) -> bool:

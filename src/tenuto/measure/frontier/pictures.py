@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
@@ -12,7 +13,18 @@ from tenuto.api import score
 from tenuto.errors import UsageError
 from tenuto.executor import Executor
 from tenuto.measure.frontier.points import BUDGETS, Point, Points, everything
-from tenuto.measure.frontier.rows import HIGHEST, Frontier, Row, Save, cache_bytes, compared, timed, work_of
+from tenuto.measure.frontier.rows import (
+    HIGHEST,
+    Frontier,
+    Row,
+    Save,
+    cache_bytes,
+    compared,
+    mean_of,
+    timed,
+    times_as_fast,
+    work_of,
+)
 from tenuto.measure.judges import PictureJudge
 from tenuto.measure.quality import Distance, mean_interval, psnr
 from tenuto.measure.rivals import Drifts, Rival, drifts
@@ -185,11 +197,9 @@ def _calibration(case: Pictures) -> Drifts:
 
 
 def _told(case: Pictures, point: Point, rows: Sequence[Row]) -> str:
-    def mean(name: str) -> float:
-        return float(sum(getattr(row, name) or 0.0 for row in rows) / len(rows))
-
+    mean = partial(mean_of, rows)
     fid = f"  ΔFID {mean('fid_delta'):+.2f}" if rows[0].fid_delta is not None else ""
-    faster = mean("full_seconds") / mean("seconds")
+    faster = times_as_fast((row.full_seconds for row in rows), (row.seconds for row in rows))
     return (
         f"{case.model.name} T={case.steps}  {point.policy:28} work {mean('flop_work'):.3f}  {faster:5.2f}x"
         f"  {mean('psnr'):6.2f} dB{fid}"

@@ -1,8 +1,9 @@
 """What a frontier consists of: rows, and comparisons of two ways of spending the same work."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import median
 from typing import Any, Literal
 
 import numpy as np
@@ -97,6 +98,16 @@ def compared(model: str, base_steps: int, measure: str, a: tuple[str, Values], b
     one, other = np.minimum(np.asarray(a[1]), HIGHEST), np.minimum(np.asarray(b[1]), HIGHEST)
     difference, low, high = mean_interval(one - other)
     return Comparison(model, base_steps, a[0], b[0], measure, difference, low, high, paired_test(one, other))
+
+
+def mean_of(rows: Sequence[Row], name: str) -> float:
+    """Over the seeds; what a seed has not counts as nothing."""
+    return float(sum(getattr(row, name) or 0.0 for row in rows) / len(rows))
+
+
+def times_as_fast(full: Iterable[float], seconds: Iterable[float]) -> float:
+    """By the medians over the seeds: one run that was disturbed says nothing."""
+    return median(full) / median(seconds)
 
 
 def timed(run: Callable[[], Any], device: torch.device) -> tuple[Any, float]:

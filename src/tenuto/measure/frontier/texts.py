@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from tenuto.api import score
 from tenuto.executor import Executor
 from tenuto.measure.frontier.points import LIFETIMES, everything
-from tenuto.measure.frontier.rows import Frontier, Kind, Row, Save, cache_bytes, compared, timed
+from tenuto.measure.frontier.rows import Frontier, Kind, Row, Save, cache_bytes, compared, mean_of, timed, times_as_fast
 from tenuto.measure.judges import Problem, TextJudge
 from tenuto.measure.quality import mean_interval
 from tenuto.models import Model
@@ -249,11 +250,10 @@ def share_of(problems: Sequence[Problem], seed: int, count: int) -> list[Problem
 
 
 def _told(case: Texts, point: Point, rows: Sequence[Row]) -> str:
-    def mean(name: str) -> float:
-        return float(sum(getattr(row, name) or 0.0 for row in rows) / len(rows))
-
+    mean = partial(mean_of, rows)
+    faster = times_as_fast((row.full_seconds for row in rows), (row.seconds for row in rows))
     return (
         f"{case.model.name}, {case.setting}  {point.policy:46} work {mean('work'):.3f} ({mean('flop_work'):.3f})  "
-        f"{mean('full_seconds') / mean('seconds'):5.2f}x  Δnll {mean('nll_delta'):+.3f}  "
+        f"{faster:5.2f}x  Δnll {mean('nll_delta'):+.3f}  "
         f"distinct {mean('distinct'):.2f}  needle {mean('needle'):.3f}  arithmetic {mean('arithmetic'):.3f}"
     )
