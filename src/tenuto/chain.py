@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tenuto.compilation import compiling
 from tenuto.errors import ScheduleError
-from tenuto.residual import Branch, Residual, plain
+from tenuto.residual import Branch, Residual, SeamForward, plain
 
 
 @dataclass(frozen=True)
@@ -75,29 +75,67 @@ def _evaluate_fakes(
 ) -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    module = network if module is None and isinstance(network, nn.Module) else module
+    if module is not None and (hand := foreign_hand(module)):
+        raise RuntimeError(hand)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     faked, faked_named = tree_map_only(Tensor, fake.from_tensor, (tuple(inputs), dict(named)))
-    module = network if module is None and isinstance(network, nn.Module) else module
     # Uncompiled: the compiler gives up for good on a function that it first meets on such tensors.
     with _as_it_was(module), compiling(False), torch.inference_mode(), fake, mode:
         return network(*faked, **faked_named, residual=residual)
 
 
+HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+REGISTRIES = {"_diffusers_hook": "diffusers", "_hf_hook": "accelerate"}
+
+
+def foreign_hand(module: nn.Module) -> str | None:
+    """Who else acts when the module runs, if somebody does: a hook, or a forward in the place of the class's own.
+
+    A hook may move or cast weights, and would then be given weights without values. So nothing is run on fake tensors
+    where there is one.
+    """
+    for path, part in module.named_modules():
+        for registry, library in REGISTRIES.items():
+            if hasattr(part, registry):
+                return f"{library} has hooks in it, at {path or 'its root'}"
+        if any(getattr(part, hooks, None) for hooks in HOOKS):
+            return f"it has a forward hook, at {path or 'its root'}"
+        if "forward" in vars(part) and not isinstance(vars(part)["forward"], SeamForward):
+            return f"its forward was replaced, at {path or 'its root'}"
+    return None
+
+
 @contextmanager
 def _as_it_was(module: nn.Module | None) -> Iterator[None]:
-    """Tables that a network computes once and keeps must not be kept from an evaluation without values."""
+    """Whatever an evaluation without values leaves in a network is taken out again: tables that a network computes once
+    and keeps, and weights that it moves or casts."""
     parts = [] if module is None else list(module.modules())
-    before = [(vars(part), dict(vars(part)), dict(part._buffers)) for part in parts]
+    before = [(vars(part), *map(dict, (vars(part), part._parameters, part._buffers))) for part in parts]
+    weights = {id(one): (one, one.data) for part in parts for one in _tensors(part)}
     try:
         yield
     finally:
-        for part, (now, attributes, buffers) in zip(parts, before, strict=True):
-            if now.keys() != attributes.keys() or any(now[key] is not value for key, value in attributes.items()):
-                now.clear()
-                now.update(attributes)
-            if part._buffers.keys() != buffers.keys() or any(part._buffers[k] is not v for k, v in buffers.items()):
-                part._buffers.clear()
-                part._buffers.update(buffers)
+        for part, (attributes, were, parameters, buffers) in zip(parts, before, strict=True):
+            _restore(attributes, were)
+            _restore(part._parameters, parameters)
+            _restore(part._buffers, buffers)
+        for tensor, data in weights.values():
+            if tensor.dtype != data.dtype or tensor.device != data.device or tensor.data_ptr() != data.data_ptr():
+                tensor.data = data
+
+
+def _tensors(part: nn.Module) -> Iterator[Tensor]:
+    """A module's own plain weights; those of other libraries' classes lie where they please."""
+    for tensor in (*part._parameters.values(), *part._buffers.values()):
+        if tensor is not None and type(tensor) in (Tensor, nn.Parameter):
+            yield tensor
+
+
+def _restore(now: dict[str, Any], were: dict[str, Any]) -> None:
+    if now.keys() != were.keys() or any(now[key] is not value for key, value in were.items()):
+        now.clear()
+        now.update(were)
 
 
 class _Tally(TorchDispatchMode):

@@ -154,6 +154,11 @@ class Executor:
     def holds_keys(self) -> bool:
         return self.schedule is not None and self.schedule.hold == "keys" and self.mode != "eager"
 
+    @property
+    def holds_units(self) -> bool:
+        """Whether single units are held: then the network is looked at, and planned for."""
+        return self.schedule is not None and self.schedule.hold not in ("output", "keys")
+
     def keeping(self, step: int, keys: Keys, rows: Tensor | None) -> dict[str, Any]:
         """What the network is told where it keeps keys: to compute everything, or some positions only."""
         return {"memory": (keys, None if self.full_steps[step] else rows), "residual": self.in_full}
@@ -203,7 +208,7 @@ class Executor:
     def report(self) -> Report:
         """What was recorded and kept so far."""
         stages, planned = list(self._stages.values()), 0 if self.planner is None else self.planner.cache_bytes
-        in_stages = sum(stage.residuals.bytes + stage.keys.bytes for stage in stages)
+        in_stages = sum(stage.bytes + stage.keys.bytes for stage in stages)
         return Report(
             mode=self.mode,
             patterns=0 if self.schedule is None else self.schedule.patterns,
@@ -245,30 +250,37 @@ class Executor:
         if not hashable(signature):
             self.warn("an input is neither a tensor nor a plain value")
             return None
-        plan = self._plan_or_none(signature, inputs, named)
-        if plan is None or signature in self._failed:
+        if signature in self._failed:
             return None  # which was said when it failed
+        plan = None
+        if self.holds_units:
+            plan = self._plan_or_none(signature, inputs, named)
+            if plan is None:
+                return None  # likewise
         with self._lock:
             stage, weights = self._stages.pop(signature, None), self._weights()
             if stage is None or stage.weights != weights:
                 device = on_gpu[0].device
                 try:
-                    residuals = (
-                        Padded(self.planner.schedule, plan.chain, device)
-                        if mode == "padded"
-                        else Planes(plan, device, self.offload)
-                    )
+                    residuals = None if plan is None else self._residuals(plan, device)
                 except torch.cuda.OutOfMemoryError:
-                    self.warn(f"there is no memory left for the {plan.cache_bytes:,} bytes that graphs would keep")
+                    kept = 0 if plan is None else plan.cache_bytes
+                    self.warn(f"there is no memory left for the {kept:,} bytes that graphs would keep")
                     return None
                 while len(self._stages) >= STAGES:
                     self._stages.pop(next(iter(self._stages)))
-                stage = Stage(residuals, Graphs(device), weights)
+                stage = Stage(residuals, Graphs(device), weights, stateless=self.holds_output)
             self._stages[signature] = stage  # the newest last
             if not stage.acquire(generation):
                 self.warn("another generation is using the graphs")
                 return None
         return stage
+
+    def _residuals(self, plan: Plan, device: torch.device) -> Planes | Padded:
+        assert self.planner is not None
+        if self.mode == "padded":
+            return Padded(self.planner.schedule, plan.chain, device)
+        return Planes(plan, device, self.offload)
 
     def _weights(self) -> tuple[int, ...]:
         """Where the weights lie: graphs read them there, and must be recorded again if they were moved or replaced."""
@@ -306,35 +318,46 @@ def executor_for(
 class Stage:
     """Graphs and the buffers they work on, for one signature of inputs."""
 
-    def __init__(self, residuals: Planes | Padded, graphs: Graphs, weights: tuple[int, ...]) -> None:
+    def __init__(
+        self, residuals: Planes | Padded | None, graphs: Graphs, weights: tuple[int, ...], stateless: bool
+    ) -> None:
+        """stateless: nothing is kept here from one evaluation to the next."""
+        self.stateless = stateless
         self.keys = Keys()  # where a schedule holds them
-        self.residuals = residuals
+        self.residuals = residuals  # where it holds units
         self.graphs = graphs
         self.weights = weights
         self._owner: weakref.ref[Generation] | None = None
         self._done: torch.cuda.Event | None = None  # of the last evaluation
 
+    @property
+    def bytes(self) -> int:
+        """Kept of units, on the device."""
+        return 0 if self.residuals is None else self.residuals.bytes
+
     def acquire(self, generation: "Generation") -> bool:
+        """Two generations may alternate on one stage only if the stage keeps no state between evaluations."""
         owner = None if self._owner is None else self._owner()
-        in_turns = self.residuals.bytes == 0 and owner is not None and owner.thread == generation.thread
+        in_turns = self.stateless and owner is not None and owner.thread == generation.thread
         if owner is not None and owner is not generation and not owner.finished and not in_turns:
-            return False  # in turns it goes where nothing is kept from one evaluation to the next
+            return False
         self._owner = weakref.ref(generation)
         if self._done is not None:
             self._done.wait()  # the last generation may have run on another stream
-        with torch.no_grad():
-            self.residuals.reset()
+        if self.residuals is not None:
+            with torch.no_grad():
+                self.residuals.reset()
         return True
 
     @torch.no_grad()
     def run(self, executor: Executor, step: int, leaves: Sequence[Any], spec: TreeSpec, first: Signature) -> Any:
         """One evaluation; `first` is the signature that the generation began with."""
         signature = signature_of(leaves, spec)
-        padded = isinstance(self.residuals, Padded)
-        program: Any = 0 if padded else self.residuals.plan.steps[step].program  # type: ignore[union-attr]
-        if executor.holds_keys:
-            program = (program, executor.full_steps[step])
-        self.residuals.at(step)
+        program: Any = executor.full_steps[step] if executor.holds_keys else 0
+        if isinstance(self.residuals, Planes):
+            program = self.residuals.plan.steps[step].program
+        if self.residuals is not None:
+            self.residuals.at(step)
         if self.graphs.has(program, signature):
             output = self.graphs.replay(program, signature, leaves)
         else:
@@ -356,7 +379,7 @@ class Stage:
             rows = named.pop(ROWS, None)
             if executor.holds_keys:
                 return executor.network(*inputs, **named, **executor.keeping(step, self.keys, rows))
-            residual = self._residual(step, rows)
+            residual = self._residual(executor, step, rows)
             output = executor.network(*inputs, **named, residual=residual)
             if isinstance(residual, Holding):
                 residual.finish()
@@ -377,7 +400,9 @@ class Stage:
             executor.failed(first, f"recording one failed ({first_line(error)})")
         return output
 
-    def _residual(self, step: int, rows: Tensor | None) -> Holding | Padded:
+    def _residual(self, executor: Executor, step: int, rows: Tensor | None) -> Residual:
+        if self.residuals is None:
+            return executor.in_full
         if isinstance(self.residuals, Padded):
             self.residuals.rows = rows
             return self.residuals

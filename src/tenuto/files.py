@@ -2,53 +2,116 @@
 
 import json
 import os
+import shutil
+import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tenuto.errors import TenutoError
 
+# Files of these kinds beside a model's weights are taken for parts of the model.
+MODEL_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".model", ".json", ".txt")
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when the block ends well, and vanishes when it does not."""
-    temporary = _temporary(path)
+    """A temporary path whose content becomes that of `path` when the block ends well, and vanishes when it does not.
+
+    A plain file is replaced at once, so that nobody sees half of it. A link stays a link: the file that it points to is
+    replaced. A device or a pipe is written to. A read-only file is refused.
+    """
+    target = _target(path)
+    temporary = _temporary(path, None if target is None else target.parent)
     try:
         yield temporary
-        temporary.chmod(0o666 & ~_umask())  # mkstemp makes private files; ours are meant to be shared
-        temporary.replace(path)
+        if target is None:
+            with temporary.open("rb") as source, path.open("wb") as sink:
+                shutil.copyfileobj(source, sink)
+            return
+        temporary.chmod(target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask())
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.replace(target)
     except OSError as error:
         raise TenutoError(f"Cannot write {path}: {error.strerror or error}.") from error
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _temporary(path: Path, tries: int = 100) -> Path:
+def _target(path: Path) -> Path | None:
+    """The plain file that is to be replaced; None where `path` is written to instead: a device, a pipe."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return Path(os.path.realpath(path))
+    except OSError as error:
+        raise TenutoError(f"Cannot write {path}: {error.strerror or error}.") from error
+    if stat.S_ISDIR(mode):
+        raise TenutoError(f"Cannot write {path}: it is a directory.")
+    if not mode & 0o222:  # asked of the file itself, because root may write everything
+        raise TenutoError(f"Cannot write {path}: it is read-only.")
+    if not stat.S_ISREG(mode) or path.is_relative_to("/dev") or path.is_relative_to("/proc"):
+        return None
+    return Path(os.path.realpath(path))
+
+
+def _temporary(path: Path, folder: Path | None, tries: int = 100) -> Path:
+    """A new file for what `path` will hold: in the folder, or where there is none among the machine's own."""
     for left in reversed(range(tries)):
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+            # A short name: that of the file may be as long as names can be.
+            handle, name = tempfile.mkstemp(prefix=".tenuto-", suffix=path.suffix[-20:], dir=folder)
             os.close(handle)
             return Path(name)
         except OSError as error:
             # Another process that looked whether it can write here takes away the folder that it made for that.
-            vanished = isinstance(error, FileNotFoundError | FileExistsError) and not path.parent.exists()
-            if not left or not (vanished or isinstance(error, FileNotFoundError)):
+            vanished = isinstance(error, FileNotFoundError) or (
+                isinstance(error, FileExistsError) and folder is not None and not folder.exists()
+            )
+            if not left or not vanished:
                 raise TenutoError(f"Cannot write {path}: {error.strerror or error}.") from error
     raise AssertionError
 
 
-def check_writable(path: Path) -> None:
-    """Fail now rather than after the work whose result is to be written there."""
-    if path.is_dir():
-        raise TenutoError(f"Cannot write {path}: it is a directory.")
-    made = [folder for folder in path.parents if not folder.exists()]
-    _temporary(path).unlink()
+def check_writable(path: Path, reads: Iterable[str | Path] = ()) -> None:
+    """Fail now rather than after the work whose result is to be written there.
+
+    reads  files and folders that the work reads: none of them may be overwritten
+    """
+    for source in map(Path, reads):
+        if _belongs_to(path, source):
+            raise TenutoError(f"Cannot write {path}: it belongs to what is read ({source}). Name another file.")
+    target = _target(path)
+    if target is None:
+        return
+    made = [folder for folder in target.parents if not folder.exists()]
+    _temporary(target, target.parent).unlink()
     with suppress(OSError):  # somebody writes there by now
         for folder in made:  # the work may yet be refused, and should leave nothing behind
             folder.rmdir()
+
+
+def _belongs_to(path: Path, source: Path) -> bool:
+    """Whether an existing file is the source itself, or a part of the model in that folder."""
+    if not path.is_file() or not source.exists():
+        return False
+    if source.is_file():
+        return path.samefile(source)
+    inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(source))
+    return inside and path.suffix in MODEL_SUFFIXES and not _is_ours(path)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether Tenuto wrote a file: those may be written again."""
+    with suppress(TenutoError):
+        record = read_json(path, "file of Tenuto")
+        return str(record.get("format", "")).startswith("tenuto.") or "tenuto" in record
+    return False
 
 
 def write_text(path: Path, text: str) -> None:

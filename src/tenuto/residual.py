@@ -7,11 +7,16 @@ probing, graph capture) is another `Residual`; none of them edits the model.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from torch import Tensor
 
 Branch = Callable[..., Tensor]
+
+
+class SeamForward(partial[Any]):
+    """A block's forward written against the seam, in the place of its class's own."""
 
 
 class Residual(Protocol):

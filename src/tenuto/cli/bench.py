@@ -27,7 +27,7 @@ def run(
 ) -> None:
     place = check_device(device)
     if output is not None:
-        check_writable(output)
+        check_writable(output, reads=[name])
     model = load(name, device=place, dtype=torch.bfloat16 if place.type == "cuda" else None)
     if tokens is not None and model.architecture.asks_for != "prompt":
         raise UsageError(f"--tokens means nothing to a model that draws, which {name} is.")

@@ -32,7 +32,7 @@ def run(
 ) -> None:
     place, schedule = check_device(device), load_schedule(schedule_path)
     if png is not None:
-        check_writable(png)
+        check_writable(png, reads=[name, schedule_path])
     model = load(name, device=place)
     asked = wanted or _asked(model, samples)
     options: dict[str, Any] = {}

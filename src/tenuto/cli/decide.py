@@ -24,7 +24,8 @@ def score_with_progress(stored: Stored, **options: Any) -> Scores:
 def score_command(model: str, output: Path | None, eta: float, device: str, as_json: bool) -> None:
     place, stored, journal = check_device(device), open_model(model), None
     if output is not None:
-        check_writable(output)
+        check_writable(output, reads=[stored.path])
+    if output is not None and (output.is_file() or not output.exists()):
         # A large checkpoint takes minutes: beside the file to be written, what is finished survives an interrupt.
         journal = api.journal_of(output.with_name(f"{output.name}.journal"), stored, eta)
     try:
@@ -47,6 +48,8 @@ def score_command(model: str, output: Path | None, eta: float, device: str, as_j
 
 def schedule_command(source: str, output: Path | None, as_json: bool, **options: Any) -> None:
     stored = None if _is_json(Path(source)) else open_model(source)
+    if output is not None:
+        check_writable(output, reads=[source if stored is None else stored.path])
     scores = load_scores(source) if stored is None else score_with_progress(stored)
     if options["policy"] == "noise" and stored is not None:
         options["levels"] = api.noise_levels(stored, options["steps"])

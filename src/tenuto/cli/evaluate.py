@@ -42,7 +42,7 @@ def run_pictures(
 
     check_device(options["device"])
     if output is not None:
-        check_writable(output)
+        check_writable(output, reads=[samples, *([reference] if reference else [])])
     report = evaluate_pictures(samples, reference, **options)
     if output is not None:
         write_json(output, report)
@@ -116,7 +116,7 @@ def run_lm(
         raise UsageError("Say what to ask: --tasks (of lm-eval, by name) or --tasks-file (your own), one of them.")
     worker = Worker.from_environment()
     place = check_device(worker.device(device))
-    check_writable(output)
+    check_writable(output, reads=[name, *files, *([schedule_path] if schedule_path else [])])
     schedule = load_schedule(schedule_path) if schedule_path else None
     model = load(name, device=place, dtype=getattr(torch, dtype) if dtype else None)
     if names:

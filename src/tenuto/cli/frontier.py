@@ -34,7 +34,7 @@ def run(
     place = check_device(device)
     for path in (output, png):
         if path is not None:
-            check_writable(path)
+            check_writable(path, reads=[name])
     for budget in budgets or []:
         check_budget(budget)
     model = load(name, device=place, dtype=torch.float32)

@@ -95,7 +95,7 @@ def _pictures(request: Request, model: Model, schedule: Schedule | None) -> None
     sampling = Sampling(steps=_steps(request, STEPS, schedule), solver=request.solver or "ddim", guidance=guidance)
     once: list[Any] = _classes(model, request) if asks_for == "class" else _captions(model, request)
     wanted = [one for one in once for _ in range(request.count)]
-    check_writable(output / "generation.json")
+    check_writable(output / "generation.json", reads=_read(request))
     started = time.perf_counter()
     images: list[dict[str, Any]] = []
     extra = {"solver": sampling.solver, "guidance": guidance}
@@ -184,7 +184,7 @@ def _text(request: Request, model: Model, schedule: Schedule | None) -> None:
         remasking=model.architecture.remasking,
     )
     if request.output is not None:
-        check_writable(request.output / "text.txt")
+        check_writable(request.output / "text.txt", reads=_read(request))
     prompts = [prompt for prompt in request.prompts for _ in range(request.count)]
     started = time.perf_counter()
     written: list[dict[str, str]] = []
@@ -216,6 +216,11 @@ def _text(request: Request, model: Model, schedule: Schedule | None) -> None:
     for one in written:
         out.print(f"[dim]{escape(one['prompt'])}[/]{escape(one['text'])}", soft_wrap=True)
     say(f"{len(written)} text(s) of at most {length} tokens, {_how(schedule, steps, seconds)}")
+
+
+def _read(request: Request) -> list[str | Path]:
+    """What no output may overwrite."""
+    return [request.model, *([request.schedule_path] if request.schedule_path else [])]
 
 
 def _output(request: Request) -> Path:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from tenuto.cli.console import out, print_json, say
 from tenuto.errors import TenutoError, UsageError
-from tenuto.files import read_json
+from tenuto.files import check_writable, read_json
 from tenuto.report.frontier import frontier_image, frontier_picture, frontier_tables, models_of, page_tables
 from tenuto.report.maps import save_schedule_png, save_scores_png, terminal_map
 from tenuto.report.page import write_page
@@ -21,6 +21,9 @@ from tenuto.scores import from_json as scores_from_json
 
 
 def run(file: Path, html: Path | None, png: Path | None, as_json: bool) -> None:
+    for written in (html, png):
+        if written:
+            check_writable(written, reads=[file])
     record = read_json(file, "score file, schedule or frontier")
     if record.get("format") == SCORES_FORMAT:
         scores = scores_from_json(record, str(file))

@@ -14,7 +14,7 @@ addition going through the seam, and loses it again on `detach`.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial, update_wrapper
+from functools import update_wrapper
 from threading import get_ident
 from typing import Any
 
@@ -23,7 +23,6 @@ from diffusers import DiffusionPipeline, Transformer2DModel
 from diffusers.models.attention import BasicTransformerBlock
 from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from tenuto.checkpoint import fingerprint_of
 from tenuto.errors import ScheduleError, TenutoError, UsageError
@@ -33,7 +32,7 @@ from tenuto.integrations.blocks import DENOISERS, sites_of
 from tenuto.integrations.live_weights import LiveTensors
 from tenuto.integrations.sites import Forward, Site
 from tenuto.models.architecture import ConfigError
-from tenuto.residual import Branch, Residual, plain
+from tenuto.residual import Branch, Residual, SeamForward, plain
 from tenuto.samplers.course import Course, course_of
 from tenuto.schedules import Schedule
 from tenuto.units import Unit
@@ -50,7 +49,7 @@ class Attachment:
         self.units = tuple(unit for site in sites for unit in site.units)
         self._residuals: dict[int, Residual] = {}  # by thread: two may run the module at once, each its own way
         # Partials rather than closures: a copy of an attached module then runs its own blocks, not the original's.
-        self._forwards = [(site, partial(site.forward, site.block, site.name, self._seam)) for site in sites]
+        self._forwards = [(site, SeamForward(site.forward, site.block, site.name, self._seam)) for site in sites]
         for site, forward in self._forwards:
             vars(site.block)[_slot(site)] = forward
 
@@ -75,9 +74,6 @@ class Attachment:
 
     def run(self, call: Forward, residual: Residual, *args: Any, **kwargs: Any) -> Any:
         """call(…), the module's residual additions going through `residual`."""
-        sample = args[0] if args else next(iter(kwargs.values()), None)
-        if isinstance(sample, FakeTensor) and any(hasattr(part, "_hf_hook") for part in self.module.modules()):
-            raise RuntimeError("accelerate's hooks move its weights while it runs")
         with self.using(residual):
             return call(*args, **kwargs)
 
