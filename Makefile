@@ -4,13 +4,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format docs wheel setup clean
+.PHONY: demo test test-gpu floors lint format docs wheel setup clean
 
 demo: $(VENV)/.ready
 	$(BIN)/tenuto demo --out demo
 
 test: lint
 	$(BIN)/python -m pytest
+
+# On a machine with a GPU: runs every GPU test and records the run in results/gpu_tests.
+test-gpu: setup
+	$(BIN)/python -m tests.gpu_run
+
+# Tries the lowest versions that pyproject.toml allows, in an environment of their own, and records the outcome.
+floors:
+	$(PYTHON) -m scripts.floors
 
 lint: setup
 	$(BIN)/ruff check .

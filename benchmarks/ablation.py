@@ -1,7 +1,7 @@
 """What each part of the default is worth: the same pictures with one part of it changed at a time.
 
-    python benchmarks/ablation.py                      # a quarter of an hour on two CPU cores
-    python benchmarks/ablation.py --only tiny-dit --samples 4
+    python -m benchmarks.ablation                      # a quarter of an hour on two CPU cores
+    python -m benchmarks.ablation --only tiny-dit --samples 4
 
 The default evaluates the network at every R-th step, once more at the beginning and at the last three, holds its
 output, extrapolates it, and makes up at each refresh for what was extrapolated before. Every row is drawn from the same
@@ -16,47 +16,50 @@ import torch
 import typer
 
 import tenuto
-from tenuto.executor import Executor
+from benchmarks.places import results_of
+from tenuto.deciding import subject_of
 from tenuto.files import read_json, write_json, write_text
-from tenuto.measure.frontier.cases import asked_for
-from tenuto.measure.frontier.pictures import Pictures
-from tenuto.measure.frontier.points import everything
-from tenuto.measure.quality import mean_interval, psnr
-from tenuto.policies import refresh
 from tenuto.provenance import origin, provenance
-from tenuto.schedules import Schedule
+from tenuto.quality import psnr
+from tenuto.runtime.executor import Executor
+from tenuto.scheduling.refresh import refresh
+from tenuto.scheduling.schedule import Schedule
+from tenuto_lab.frontier.cases import asked_for
+from tenuto_lab.frontier.drawing import DrawingCase
+from tenuto_lab.frontier.points import everything
+from tenuto_lab.judging.statistics import mean_interval
 
-RESULTS = Path(__file__).parent.parent / "results" / "ablation.json"
+RESULTS = results_of("ablation")
 NETWORKS = ("tiny-dit", "tiny-uvit", "tiny-sdxl")
 STEPS, BUDGET = 50, 0.25
-THIRD: dict[str, Any] = {"every": 3, "opening": False, "closing": 0, "hold": "branch"}
+THIRD: dict[str, Any] = {"every": 3, "opening": False, "closing": 0, "keep": "branch"}
 WAYS: dict[str, dict[str, Any]] = {  # what `refresh` is told instead of the default's
-    "every third step, every branch held as it was": {**THIRD, "reuse": "hold"},
-    "the same, linear": {**THIRD, "reuse": "linear"},
-    "the same, quadratic": {**THIRD, "reuse": "quadratic"},
+    "every third step, every branch held as it was": {**THIRD, "predict": "constant"},
+    "the same, linear": {**THIRD, "predict": "linear"},
+    "the same, quadratic": {**THIRD, "predict": "quadratic"},
     "the default at a quarter": {},
     "without correction": {"correction": False},
     "without the opening refresh": {"opening": False},
     "without the last three steps": {"closing": 0},
     "without either": {"opening": False, "closing": 0},
-    "every branch held instead of the output": {"hold": "branch"},
-    "every update held instead of the output": {"hold": "update"},
+    "every branch held instead of the output": {"keep": "branch"},
+    "every update held instead of the output": {"keep": "update"},
 }
 
 
 def measure(name: str, samples: int, seeds: int, device: str) -> list[dict[str, Any]]:
     model = tenuto.load(name, device=torch.device(device), dtype=torch.float32)
-    scores = tenuto.score(model)
-    case = Pictures(model, STEPS, asked_for(model, samples)[1], range(seeds), samples)
+    subject = subject_of(model)
+    case = DrawingCase(model, STEPS, asked_for(model, samples)[1], range(seeds), samples)
 
     def drawn(schedule: Schedule) -> torch.Tensor:
         executor = Executor(model.network, schedule)
         return torch.cat([case.draw(executor, STEPS, "ddim", seed).cpu() for seed in case.seeds])
 
-    full, rows = drawn(everything(scores, STEPS)), []
-    every = refresh(scores, STEPS, budget=BUDGET).policy["every"]
+    full, rows = drawn(everything(subject, STEPS)), []
+    every = refresh(subject, STEPS, budget=BUDGET).policy["every"]
     for way, changed in WAYS.items():
-        schedule = refresh(scores, STEPS, **{"every": every, **changed})
+        schedule = refresh(subject, STEPS, **{"every": every, **changed})
         value, low, high = mean_interval(psnr(drawn(schedule), full), 500)
         rows.append({"way": way, "work": schedule.budget, "psnr": value, "low": low, "high": high})
         print(f"{name}, {way}: {schedule.budget:.0%}, {value:.1f} dB", flush=True)

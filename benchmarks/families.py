@@ -1,6 +1,6 @@
 """Every family at a glance: each shipped model with everything computed and under the default schedule.
 
-    .venv/bin/python benchmarks/families.py     # writes results/families.json, docs/images/families.png and README.md
+    python -m benchmarks.families     # writes results/families/ and docs/images/families.png
 
 Pictures are compared with the same model's full run from the same noise; text is shown as it comes.
 """
@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from readme import ROOT, insert_between, save_strips
 from torch import Tensor
 
 import tenuto
-from tenuto.files import write_json
-from tenuto.measure.quality import psnr
+from benchmarks.places import ROOT, results_of
+from benchmarks.readme import save_strips
+from tenuto.files import write_json, write_text
 from tenuto.provenance import provenance
+from tenuto.quality import psnr
 
 STEPS, BUDGET = 50, 0.25
 IMAGE_MODELS: dict[str, dict[str, Any]] = {
@@ -45,7 +46,7 @@ PROMPTS = {
     "Question: what is the code of lamp? Answer:": SURE,
     "The old man looked at the sea, and": PROSE,
 }
-BEGIN, END = "<!-- families: benchmarks/families.py -->", "<!-- end of families -->"
+RESULTS, PICTURE = results_of("families"), ROOT / "docs" / "images" / "families.png"
 
 
 def draw(name: str, seed: int) -> tuple[dict[str, Any], Tensor, Tensor]:
@@ -86,6 +87,7 @@ def write(seed: int) -> list[dict[str, Any]]:
 
 def markdown(result: dict[str, Any]) -> str:
     lines = [
+        "# Every family at a glance\n",
         "| model | parameters | units | work | full | scheduled | speed-up | PSNR to full | worst picture |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
@@ -98,7 +100,7 @@ def markdown(result: dict[str, Any]) -> str:
     made = result["provenance"]
     lines.append(
         f"\n8 pictures, {STEPS} DDIM steps, float32, one run; {made['hardware']}; seed {made['seed']}; commit "
-        f"`{made['commit']}`; `{made['command']}`; [results/families.json](results/families.json).\n"
+        f"`{made['commit']}`; `{made['command']}`.\n"
     )
     lines.append("tiny-llada, everything computed, writes after the arrow (prose at temperature 0.7):\n\n```")
     lines += [f"{one['prompt']} →{one['text']}" for one in result["texts"]]
@@ -108,9 +110,9 @@ def markdown(result: dict[str, Any]) -> str:
 
 def main(
     seed: Annotated[int, typer.Option(help="Seed of the first picture.")] = 0,
-    out: Annotated[Path, typer.Option(help="The project's root.")] = ROOT,
+    out: Annotated[Path, typer.Option(help="The file to write; what it holds is replaced.")] = RESULTS,
 ) -> None:
-    """Run every family once, and write the README's section on them."""
+    """Run every family once, and write what was found as a table and a picture."""
     records, strips = [], []
     for name in IMAGE_MODELS:
         record, full, held = draw(name, seed)
@@ -118,10 +120,10 @@ def main(
         strips.append((f"{name}, everything computed: {record['seconds_full']:.1f} s", full))
         strips.append((f"{name}, {record['work']:.0%} computed: {record['seconds_scheduled']:.1f} s", held))
     result = {"provenance": provenance(seed=seed), "pictures": records, "texts": write(seed)}
-    write_json(out / "results" / "families.json", result)
-    path = out / "docs" / "images" / "families.png"
-    save_strips(path, strips, columns=8, gap=6, height=1.35 * len(strips), dpi=130)
-    insert_between(out / "README.md", BEGIN, END, markdown(result))
+    write_json(out, result)
+    write_text(out.with_suffix(".md"), markdown(result) + "\n")
+    picture = PICTURE if out == RESULTS else out.with_suffix(".png")
+    save_strips(picture, strips, columns=8, gap=6, height=1.35 * len(strips), dpi=130)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Quality against work and time on all four reference models, for every policy and its rivals.
 
-    python benchmarks/frontier.py                      # all of it; a GPU makes it minutes instead of hours
-    python benchmarks/frontier.py --only tiny-dit:50 --samples 16
+    python -m benchmarks.frontier                      # all of it; a GPU makes it minutes instead of hours
+    python -m benchmarks.frontier --only tiny-dit:50 --samples 16
 
 Results are written after each point, so that an interrupted run keeps what it has; cases that the file holds complete
 are left out unless --again is given. Tables and pictures are drawn of whatever the file holds.
@@ -14,13 +14,13 @@ import torch
 import typer
 
 import tenuto
+from benchmarks.places import ROOT, results_of
 from tenuto.files import read_json, write_json, write_text
-from tenuto.measure.frontier import Frontier, case_of, measure
 from tenuto.provenance import provenance
-from tenuto.report.frontier import frontier_picture, frontier_tables
+from tenuto_lab.frontier import Frontier, case_of, measure
+from tenuto_lab.frontier.frontier_report import frontier_picture, frontier_tables
 
-ROOT = Path(__file__).parent.parent
-RESULTS, PICTURES = ROOT / "results" / "frontier.json", ROOT / "docs" / "images"
+RESULTS, PICTURES = results_of("frontier"), ROOT / "docs" / "images"
 SHORT, LONG = (0.5, 0.34, 0.25), (0.34, 0.2, 0.13)  # budgets that make sense for few steps, and for many
 # case -> steps, samples of each seed (drawn at once), and what else `case_of` is told
 CASES: dict[str, tuple[int, int, dict[str, Any]]] = {

@@ -1,16 +1,18 @@
-"""How long `import tenuto` and `tenuto --help` take, beyond starting Python: python benchmarks/importing.py
+"""How long `import tenuto` and `tenuto --help` take, beyond starting Python: python -m benchmarks.importing
 
 The median of fresh interpreters; with --limit it ends with 1 where `import tenuto` takes longer than so many seconds.
 """
 
+import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from statistics import median
 from typing import Annotated
 
 import typer
+
+from benchmarks.places import ROOT
 
 CODE = {
     "python itself": "pass",
@@ -21,7 +23,7 @@ CODE = {
 
 def main(
     repeats: Annotated[int, typer.Option(min=1, help="Interpreters started for each row.")] = 7,
-    limit: Annotated[float, typer.Option(help="Seconds that `import tenuto` may take.")] = 0.3,
+    limit: Annotated[float, typer.Option(help="Seconds that `import tenuto` may take.")] = 0.1,
 ) -> None:
     taken = {name: median(_seconds(code) for _ in range(repeats)) for name, code in CODE.items()}
     for name, seconds in taken.items():
@@ -32,10 +34,9 @@ def main(
 
 
 def _seconds(code: str) -> float:
-    source = Path(__file__).parent.parent / "src"
-    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(source)!r}); {code}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     started = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, env=environment)
     return time.perf_counter() - started
 
 

@@ -1,7 +1,7 @@
 """Every way of running a schedule, timed on the full-size networks: the ladder from eager to compiled jagged graphs.
 
-    python benchmarks/ladder.py                       # all of it, on one GPU
-    python benchmarks/ladder.py --only dit --only llada:1x512 --quick
+    python -m benchmarks.ladder                       # all of it, on one GPU
+    python -m benchmarks.ladder --only dit --only llada:1x512 --quick
 
 Weights are random, as time does not depend on them. Results are written after each setting, so that an interrupted
 run keeps what it has; settings that are in the file already are left out unless --again is given. A table and a
@@ -14,17 +14,16 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from readme import insert_between
 
+from benchmarks.places import ROOT, results_of
 from tenuto.files import read_json, write_json, write_text
-from tenuto.measure.speed import Subject, ceilings, ladder, measure, subject_of, where_time_goes
 from tenuto.models import architecture
 from tenuto.models.unet import UNetConfig
 from tenuto.provenance import provenance
-from tenuto.report.speed import headlines, ladder_picture, ladder_tables
+from tenuto_lab.speed.ladder import TimedNetwork, ceilings, ladder, measure, timed_network, where_time_goes
+from tenuto_lab.speed.ladder_report import ladder_picture, ladder_tables
 
-HERE = Path(__file__).parent
-RESULTS, PICTURE = HERE / "results" / "ladder.json", HERE.parent / "docs" / "images" / "ladder.png"
+RESULTS, PICTURE = results_of("ladder"), ROOT / "docs" / "images" / "ladder.png"
 # family -> (name, the paper's budget, images or tokens)
 FAMILIES = {
     "llada": ("LLaDA-8B", 0.35, (512, 128, 1024)),
@@ -33,7 +32,6 @@ FAMILIES = {
     "sdxl": ("SDXL UNet", 0.32, (8, 1)),
 }
 PAPER = {"llada": 3.0, "dit": 3.0, "uvit": 2.8, "sdxl": 3.0}  # its speed-ups over eager inference, on an H100
-BEGIN, END = "<!-- ladder: benchmarks/ladder.py -->", "<!-- end of ladder -->"
 SETTINGS = {f"{family}:{size}": (family, size) for family, (_, _, sizes) in FAMILIES.items() for size in sizes}
 TINY: dict[str, dict[str, Any]] = {
     "llada": {"n_layers": 2, "d_model": 64, "n_heads": 2, "n_kv_heads": 2, "mlp_hidden_size": 96},
@@ -48,7 +46,7 @@ TINY: dict[str, dict[str, Any]] = {
 }
 
 
-def make_subject(family: str, size: int, device: torch.device, dtype: torch.dtype, tiny: bool) -> Subject:
+def make_subject(family: str, size: int, device: torch.device, dtype: torch.dtype, tiny: bool) -> TimedNetwork:
     """A full-size network with weights of about the size they have, and inputs of one setting."""
     title, changes = FAMILIES[family][0], TINY[family] if tiny else {}
     known = architecture("unet" if family == "sdxl" else family)
@@ -64,10 +62,10 @@ def make_subject(family: str, size: int, device: torch.device, dtype: torch.dtyp
     for parameter in network.parameters():
         parameter.normal_(std=0.02, generator=generator) if parameter.dim() > 1 else parameter.fill_(1.0)
     if family == "llada":
-        return subject_of(title, network, known, config, batch=1, tokens=size)
+        return timed_network(title, network, known, config, batch=1, tokens=size)
     if family == "sdxl":
         network.to(memory_format=torch.channels_last)
-    subject = subject_of(title, network, known, config, batch=2 * size)
+    subject = timed_network(title, network, known, config, batch=2 * size)
     return replace(subject, setting=f"{size} with guidance")
 
 
@@ -108,16 +106,8 @@ def main(
 
 
 def draw(known: dict[str, Any], out: Path) -> None:
-    write_text(out.with_suffix(".md"), ladder_tables(known))
+    write_text(out.with_suffix(".md"), ladder_tables(known, PAPER))
     ladder_picture(known, PICTURE if out == RESULTS else out.with_suffix(".png"))
-    if out == RESULTS:
-        made = list(known["settings"].values())
-        commits = " and ".join(f"`{commit}`" for commit in dict.fromkeys(one["commit"] for one in made))
-        origin = (
-            f"Medians of whole generations; {made[0]['hardware']}, bfloat16, torch {made[0]['torch']}, random weights; "
-            f"commits {commits}; `python benchmarks/ladder.py`; [every row](benchmarks/results/ladder.md)."
-        )
-        insert_between(HERE.parent / "README.md", BEGIN, END, f"{headlines(known, PAPER)}\n\n{origin}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Our executor beside its peers: one process, one network, one machine, every fourth step computed.
 
-    python benchmarks/peers.py --packages DIR         # all of it, on one GPU; DIR holds cache_dit and DeepCache
+    python -m benchmarks.peers --packages DIR         # all of it, on one GPU; DIR holds cache_dit and DeepCache
 
 A row says of a peer whether it attaches, how much it computes, how fast it is, and whether an evaluation that reuses
 can be recorded in a CUDA graph. A peer that fails keeps its row, with the reason. Weights are random: every peer is
@@ -12,7 +12,6 @@ import copy
 import gc
 import re
 import statistics
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -28,22 +27,24 @@ import torch
 import typer
 from diffusers import hooks
 from diffusers.hooks.hooks import CacheContext, HookRegistry, _set_cache_context
-from ladder import TINY
 from torch import nn
 
-from tenuto.executor import Mode
+import tenuto
+from benchmarks.ladder import TINY
+from benchmarks.places import results_of, use_packages
 from tenuto.files import read_json, write_json, write_text
-from tenuto.integrations.diffusers import build, scheduled, units_in
-from tenuto.integrations.sites import TEXT_TOKENS
-from tenuto.measure.speed import Inputs, _seconds, refreshed
+from tenuto.models.diffusers.attachment import build, units_in
+from tenuto.models.diffusers.sites import TEXT_TOKENS
 from tenuto.models.dit_diffusers import CLASS as DIT
 from tenuto.models.dit_diffusers import XL_2
 from tenuto.models.unet import SDXL_BASE
 from tenuto.provenance import provenance
-from tenuto.report.speed import peers_tables
-from tenuto.schedules import Hold
+from tenuto.runtime.executor import Mode
+from tenuto.scheduling.schedule import Keep
+from tenuto_lab.speed.ladder import Inputs, _seconds, refreshed
+from tenuto_lab.speed.ladder_report import peers_tables
 
-RESULTS = Path(__file__).parent / "results" / "peers.json"
+RESULTS = results_of("peers")
 EVERY = 4  # steps of which one is computed
 VARIANTS = 3  # different inputs, taken in turns
 # One module in every residual branch. Not the branch's own: a hook there is called even if its forward is replaced.
@@ -171,19 +172,19 @@ def deepcache(module: Any, case: Case, stack: ExitStack) -> Run:
     return Run(module)
 
 
-def ours(mode: Mode, compiled: bool, hold: Hold, module: Any, case: Case, stack: ExitStack) -> Run:
-    schedule = refreshed(units_in(module), case.steps, EVERY, hold=hold)
-    run = stack.enter_context(scheduled(module, schedule, mode=mode, compiled=compiled))
+def ours(mode: Mode, compiled: bool, keep: Keep, module: Any, case: Case, stack: ExitStack) -> Run:
+    schedule = refreshed(units_in(module), case.steps, EVERY, keep=keep)
+    run = stack.enter_context(tenuto.accelerated(module, schedule=schedule, mode=mode, compiled=compiled))
     return Run(module, run.start, graphs=None if mode == "skip" else lambda: run.executor.report().graphs)
 
 
-def our_peers(case: Case, *holds: Hold) -> Iterator[Peer]:
+def our_peers(case: Case, *holds: Keep) -> Iterator[Peer]:
     budget = refreshed(units_in(case.module), case.steps, EVERY).budget
     ways: tuple[tuple[Mode, bool], ...] = (("skip", False), ("jagged", False), ("jagged", True))
-    for hold in holds:
+    for keep in holds:
         for mode, compiled in ways:
-            name = f"tenuto {mode}{' + compiled' * compiled}, {hold} held"
-            yield Peer(name, partial(ours, mode, compiled, hold), None if mode == "skip" else budget, compiled)
+            name = f"tenuto {mode}{' + compiled' * compiled}, {keep} held"
+            yield Peer(name, partial(ours, mode, compiled, keep), None if mode == "skip" else budget, compiled)
 
 
 def compiled_whole(*modes: str) -> Iterator[Peer]:
@@ -351,7 +352,7 @@ def main(
         write_text(out.with_suffix(".md"), peers_tables(read_json(out, "peers")))
         return
     if packages is not None:
-        sys.path.append(str(packages))
+        use_packages(packages)
     where = torch.device(device)
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     others = {name: version(name) for name in ("cache-dit", "DeepCache") if find_spec(name.replace("-", "_"))}

@@ -3,7 +3,7 @@
     denoiser = wind("2ch", Path("data/third-party"))
     noise = denoiser.network(x, times, *denoiser.conditions(len(x)))
 
-benchmarks/transfer.py, which measures on them, says how to get the packages.
+benchmarks.transfer, which measures on them, says how to get the packages.
 """
 
 import importlib

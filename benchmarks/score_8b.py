@@ -1,6 +1,6 @@
 """How long it takes, and how much memory, to score a checkpoint of LLaDA-8B's exact layout (random weights).
 
-    python benchmarks/score_8b.py --out DIR --device cuda     # writes the 16 GB once, then scores them
+    python -m benchmarks.score_8b --out DIR --device cuda     # writes the 16 GB once, then scores them
 
 The weights are random, so the scores mean nothing; the layout, the reading and the arithmetic are the real ones.
 """
@@ -17,12 +17,13 @@ import torch
 import typer
 from safetensors.torch import save_file
 
+from benchmarks.places import results_of
 from tenuto.files import read_json, write_json
 from tenuto.models.llada import LLaDA, LLaDAConfig
 from tenuto.provenance import provenance
 
 SHARDS = 6  # as published
-RESULTS = Path(__file__).parent / "results" / "score_8b.json"
+RESULTS = results_of("score_8b")
 
 
 def write_checkpoint(directory: Path, layers: int) -> int:

@@ -1,8 +1,8 @@
 """The default schedule on denoisers that others trained: do constants chosen on our networks hold elsewhere?
 
     pip install --no-deps --target data/third-party 21cmPSDenoiser==1.0.2 enerdatasynth==0.8.4 einops==0.8.2
-    python benchmarks/transfer.py                      # all of it; a quarter of an hour on two CPU cores
-    python benchmarks/transfer.py --only "electric load"            # half a minute
+    python -m benchmarks.transfer                      # all of it; a quarter of an hour on two CPU cores
+    python -m benchmarks.transfer --only "electric load"            # half a minute
 
 What is held is the network's output, so a network is one unit, and nothing inside of it is touched. Every run is
 deterministic and from the same noise; it is compared with the run that evaluates the network at every step. Results are
@@ -13,7 +13,6 @@ and the default of the day are measured.
 """
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,24 +24,24 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from published import Denoiser, electric_load, power_spectra, wind
 from torch import Tensor, nn
 
-from tenuto import extrapolation
-from tenuto.checkpoint import digest, fingerprint
+from benchmarks.places import ROOT, results_of, use_packages
+from benchmarks.published import Denoiser, electric_load, power_spectra, wind
 from tenuto.errors import UsageError
-from tenuto.executor import Executor
 from tenuto.files import read_json, write_json, write_text
-from tenuto.measure.frontier.rows import HIGHEST, compared
-from tenuto.measure.quality import mean_interval
-from tenuto.policies import refresh
-from tenuto.policies.refreshing import refresh_pattern
 from tenuto.provenance import origin, provenance
-from tenuto.schedules import Reuse, Schedule
-from tenuto.scores import Scores, UnitScore
+from tenuto.runtime import prediction
+from tenuto.runtime.course import Course
+from tenuto.runtime.executor import Executor
+from tenuto.scheduling.refresh import refresh, refresh_pattern
+from tenuto.scheduling.schedule import Predict, Schedule
+from tenuto.scoring.checkpoint import digest, fingerprint
+from tenuto.scoring.scores import Scores, UnitScore
+from tenuto_lab.frontier.measurements import HIGHEST, compared
+from tenuto_lab.judging.statistics import mean_interval
 
-ROOT = Path(__file__).parent.parent
-RESULTS, PACKAGES = ROOT / "results" / "transfer.json", ROOT / "data" / "third-party"
+RESULTS, PACKAGES = results_of("transfer"), ROOT / "data" / "third-party"
 STEPS, BUDGETS = (100, 50, 20), (0.5, 0.34, 0.25, 0.2, 0.13)
 AGREE = 35.0  # dB between outputs of very many steps, from which on they are taken for converged
 APART = 100_000  # between the seeds of two rounds
@@ -101,7 +100,9 @@ def draw(denoiser: Denoiser, schedule: Schedule, seeds: Sequence[int], samples: 
     conditions = [torch.cat([given] * len(seeds)) for given in denoiser.conditions(samples)]
     times, alpha, sigma = denoiser.levels(schedule.steps)
     alpha, sigma = torch.cat([alpha, alpha.new_ones(1)]), torch.cat([sigma, sigma.new_zeros(1)])
-    course = None if denoiser.clamp else (sigma / alpha).diff().tolist()  # clamped outputs do not simply add up
+    course = Course(None, "the sampler clamps its estimate of the sample")  # clamped outputs do not simply add up
+    if denoiser.clamp is None:
+        course = Course(tuple((sigma / alpha).diff().tolist()))
     evaluate = Executor(network, schedule, mode="skip", module=denoiser.module).start(course)
     for i, time in enumerate(times):
         noise = evaluate(x, time.expand(len(x)), *conditions)
@@ -139,9 +140,9 @@ def first_tried(scores: Scores, steps: int, budget: float) -> Schedule:
 
     every = min(range(1, steps + 1), key=miss)
     last = closing(every)
-    reuse: Reuse = "cubic" if last else "quadratic"
+    predict: Predict = "cubic" if last else "quadratic"
     return refresh(
-        scores, steps, every=every, opening=False, closing=last, reuse=reuse, hold="output", correction=False
+        scores, steps, every=every, opening=False, closing=last, predict=predict, keep="output", correction=False
     )
 
 
@@ -149,32 +150,32 @@ def default_now(scores: Scores, steps: int, budget: float) -> Schedule:
     return refresh(scores, steps, budget=budget)
 
 
-DEFAULTS = {FIRST: (first_tried, math.inf), NOW: (default_now, extrapolation.STEADY)}  # and what Σ|w| may be
+DEFAULTS = {FIRST: (first_tried, math.inf), NOW: (default_now, prediction.STEADY)}  # and what Σ|w| may be
 
 
 @contextmanager
 def magnified_by(most: float) -> Iterator[None]:
     """With another bound of what extrapolation may magnify than the package's own."""
-    own = extrapolation.STEADY
-    extrapolation.STEADY = most
+    own = prediction.STEADY
+    prediction.STEADY = most
     try:
         yield
     finally:
-        extrapolation.STEADY = own
+        prediction.STEADY = own
 
 
 def schedules(ours: Schedule, scores: Scores, most: float) -> dict[str, tuple[Schedule, float]]:
     """Ours, and its rivals, with what each may magnify: with as many evaluations, or as near to that as they come."""
     plain = partial(
-        refresh, scores, ours.steps, budget=ours.budget, opening=False, closing=0, hold="output", correction=False
+        refresh, scores, ours.steps, budget=ours.budget, opening=False, closing=0, keep="output", correction=False
     )
     ways = {
         OURS: ours,
         UNCORRECTED: replace(ours, corrected=False),
-        PARABOLA: replace(ours, reuse="quadratic"),
-        LINE: replace(ours, reuse="linear"),
-        LINEAR: plain(reuse="linear"),
-        HELD: plain(reuse="hold"),
+        PARABOLA: replace(ours, predict="quadratic"),
+        LINE: replace(ours, predict="linear"),
+        LINEAR: plain(predict="linear"),
+        HELD: plain(predict="constant"),
         FEWER: refresh(scores, evaluations(ours), every=1),
     }
     return {UNBOUNDED: (ours, math.inf), **{way: (schedule, most) for way, schedule in ways.items()}}
@@ -199,7 +200,7 @@ class Drawn:
 
     def by(self, schedule: Schedule, seeds: int | None = None) -> Tensor:
         """Of the first so many seeds, by default all."""
-        key = (schedule.active.tobytes(), schedule.reuse, schedule.corrected, seeds, extrapolation.STEADY)
+        key = (schedule.active.tobytes(), schedule.predict, schedule.corrected, seeds, prediction.STEADY)
         if key not in self._known:
             count = self.seeds if seeds is None else seeds
             self._known[key] = draw(self.denoiser, schedule, range(count), self.samples)
@@ -388,7 +389,7 @@ def main(
         raise UsageError(
             f"{packages} does not hold {', '.join(absent)}; the first lines of this file say how to get it."
         )
-    sys.path.append(str(packages))
+    use_packages(packages)
     record: dict[str, Any] = {
         "provenance": provenance("cpu", seed=0),
         "packages": {

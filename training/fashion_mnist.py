@@ -12,12 +12,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import typer
-from loop import run
-from npm import package
 from torch import Tensor
 
 from tenuto.errors import UsageError
 from tenuto.files import replacing
+from training.loop import run
+from training.npm import package
 
 LABELS = [
     "T-shirt/top",
@@ -49,7 +49,7 @@ class FashionMnist(NamedTuple):
 
 def load(path: Path) -> FashionMnist:
     if not path.exists():
-        raise UsageError(f"There is no {path}; make it with python training/fashion_mnist.py --out {path}")
+        raise UsageError(f"There is no {path}; make it with python -m training.fashion_mnist --out {path}")
     with np.load(path) as arrays:
         train, test = (
             (to_tensor(arrays[f"{split}_images"]), torch.from_numpy(arrays[f"{split}_labels"]).long())

@@ -8,20 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
-import cifar10
-import fashion_mnist
 import torch
 import typer
-from loop import Device, default_device, run
 from torch import Tensor
 
 from tenuto.errors import UsageError
-from tenuto.measure.cifar_classifier import load_cifar_classifier
-from tenuto.measure.classifier import load_classifier
-from tenuto.measure.judges import PictureJudge, Pictures
-from tenuto.measure.quality import Statistics
 from tenuto.models import shipped
 from tenuto.provenance import provenance
+from tenuto_lab.judging.cifar_classifier import load_cifar_classifier
+from tenuto_lab.judging.classifier import load_classifier
+from tenuto_lab.judging.judges import PictureClassifier, PictureJudge
+from tenuto_lab.judging.statistics import Statistics
+from training import cifar10, fashion_mnist
+from training.loop import Device, default_device, run
 
 Kind = Literal["fashion-classifier", "cifar-classifier"]
 
@@ -37,7 +36,7 @@ def cifar_pictures(path: Path) -> tuple[Tensor, Tensor]:
 
 
 # How the classifier is read, how the held-out pictures are, and where they lie.
-KINDS: dict[str, tuple[Callable[[Path], Pictures], Callable[[Path], tuple[Tensor, Tensor]], Path]] = {
+KINDS: dict[str, tuple[Callable[[Path], PictureClassifier], Callable[[Path], tuple[Tensor, Tensor]], Path]] = {
     "fashion-classifier": (load_classifier, fashion_pictures, fashion_mnist.DEFAULT_PATH),
     "cifar-classifier": (load_cifar_classifier, cifar_pictures, cifar10.DEFAULT_PATH),
 }
@@ -54,7 +53,9 @@ def measure(kind: str, directory: Path, data: Path, device: torch.device) -> tup
 def main(
     classifier: Annotated[Kind, typer.Option(help="Whose features.")],
     directory: Annotated[Path | None, typer.Option(help="Where it lies; the shipped one if not given.")] = None,
-    data: Annotated[Path | None, typer.Option(help="The file made by fashion_mnist.py or cifar10.py.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The file made by training.fashion_mnist or training.cifar10.")
+    ] = None,
     device: Device = default_device(),
 ) -> None:
     """Write statistics.safetensors beside a classifier: mean and covariance of its features of real pictures."""

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from card import table, versions
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tenuto.files import replacing, write_json, write_text
 from tenuto.provenance import provenance
+from training.card import table, versions
 
 BATCH = 512
 

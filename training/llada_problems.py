@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from evaluate_llada import ANSWER_LENGTH, PROMPT_LENGTH, TEXT_LENGTH, chunks
-from llada_text import DEFAULT_PATH, LONG, Corpus, Problem, arithmetic, load, needle, recoded
-from loop import run
 
 from tenuto.errors import UsageError
 from tenuto.files import write_text
 from tenuto.provenance import provenance
+from training.evaluate_llada import ANSWER_LENGTH, PROMPT_LENGTH, TEXT_LENGTH, chunks
+from training.llada_text import DEFAULT_PATH, LONG, Corpus, Problem, arithmetic, load, needle, recoded
+from training.loop import run
 
 COUNT = 300  # of each task
 
@@ -55,7 +55,7 @@ def write_problems(path: Path, problems: dict[str, list[Problem]], made: dict[st
 
 def main(
     checkpoint: Annotated[Path, typer.Option(help="A LLaDA's directory, with its tokenizer.json.")],
-    data: Annotated[Path, typer.Option(help="The file made by llada_text.py.")] = DEFAULT_PATH,
+    data: Annotated[Path, typer.Option(help="The file made by training.llada_text.")] = DEFAULT_PATH,
     count: Annotated[int, typer.Option(min=1, help="Problems of each task.")] = COUNT,
     seed: Annotated[int, typer.Option(help="Of the problems.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Where to write; the checkpoint's directory if not given.")] = None,

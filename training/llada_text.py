@@ -16,12 +16,12 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 import typer
-from loop import run
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from tenuto.errors import UsageError
 from tenuto.files import replacing
+from training.loop import run
 
 SOURCE = "mlschmitt/classic-books-markdown"
 DEFAULT_PATH = Path("data/llada-text.npz")
@@ -159,7 +159,7 @@ def build(folder: Path, out: Path, vocabulary: int = VOCABULARY) -> Corpus:
 
 def load(path: Path) -> Corpus:
     if not path.exists():
-        raise UsageError(f"There is no {path}; make it with python training/llada_text.py --books FOLDER --out {path}")
+        raise UsageError(f"There is no {path}; make it with python -m training.llada_text --books FOLDER --out {path}")
     with np.load(path) as arrays:
         tokenizer = Tokenizer.from_str(arrays["tokenizer"].tobytes().decode())
         return Corpus(arrays["train"], arrays["held_out"], tokenizer)

@@ -11,10 +11,16 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 import typer
-from card import table, training_section
-from evaluate_llada import PROMPT_LENGTH, chunks
-from llada_text import BOS, DEFAULT_PATH, EOS, LONG, SOURCE, VOCABULARY, Corpus, load, recoded, sentence_starts
-from loop import (
+from torch import Tensor
+
+from tenuto.errors import UsageError
+from tenuto.files import read_json, write_json, write_text
+from tenuto.provenance import provenance
+from tenuto_lab.judging.judges import TIED, build_causal, load_text_judge
+from training.card import table, training_section
+from training.evaluate_llada import PROMPT_LENGTH, chunks
+from training.llada_text import BOS, DEFAULT_PATH, EOS, LONG, SOURCE, VOCABULARY, Corpus, load, recoded, sentence_starts
+from training.loop import (
     Batch,
     Compile,
     Config,
@@ -33,12 +39,6 @@ from loop import (
     save_weights,
     train,
 )
-from torch import Tensor
-
-from tenuto.errors import UsageError
-from tenuto.files import read_json, write_json, write_text
-from tenuto.measure.judges import TIED, build_causal, load_text_judge
-from tenuto.provenance import provenance
 
 SHIPPED: dict[str, Any] = {  # of transformers' LlamaConfig
     "model_type": "llama",
@@ -156,7 +156,7 @@ def main(
     out: Out,
     seconds: Seconds,
     checkpoint: Annotated[Path, typer.Option(help="The LLaDA whose texts it will judge, with its tokenizer.json.")],
-    data: Annotated[Path, typer.Option(help="The file made by llada_text.py.")] = DEFAULT_PATH,
+    data: Annotated[Path, typer.Option(help="The file made by training.llada_text.")] = DEFAULT_PATH,
     config: Config = None,
     batch: Batch = 256,
     lr: Rate = 1e-3,

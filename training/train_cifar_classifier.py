@@ -9,12 +9,12 @@ from typing import Annotated
 import torch
 import torch.nn.functional as F
 import typer
-from cifar10 import DEFAULT_PATH, HELD_OUT, LABELS, PACKAGE, SIZE, Cifar10, load, scaled
-from judge import accuracy, fit, train_and_save
-from loop import Device, Out, Seed, default_device, run
 from torch import Tensor
 
-from tenuto.measure.cifar_classifier import FEATURES, CifarClassifier
+from tenuto_lab.judging.cifar_classifier import FEATURES, CifarClassifier
+from training.cifar10 import DEFAULT_PATH, HELD_OUT, LABELS, PACKAGE, SIZE, Cifar10, load, scaled
+from training.judge import accuracy, fit, train_and_save
+from training.loop import Device, Out, Seed, default_device, run
 
 SHIFT = 4  # pixels, at most, in each direction
 COVER = 10  # the side of the square that is covered
@@ -70,7 +70,7 @@ JPEG, so the accuracy is not comparable with published ones to the last digit.
 
 def main(
     out: Out,
-    data: Annotated[Path, typer.Option(help="The file made by cifar10.py.")] = DEFAULT_PATH,
+    data: Annotated[Path, typer.Option(help="The file made by training.cifar10.")] = DEFAULT_PATH,
     epochs: Annotated[int, typer.Option(min=1)] = 30,
     device: Device = default_device(),
     seed: Seed = 0,

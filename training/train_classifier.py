@@ -9,12 +9,12 @@ from typing import Annotated
 import torch
 import torch.nn.functional as F
 import typer
-from fashion_mnist import DEFAULT_PATH, HELD_OUT, LABELS, PACKAGE, SIZE, FashionMnist, load
-from judge import accuracy, fit, train_and_save
-from loop import Device, Out, Seed, default_device, run
 from torch import Tensor
 
-from tenuto.measure.classifier import FEATURES, Classifier
+from tenuto_lab.judging.classifier import FEATURES, Classifier
+from training.fashion_mnist import DEFAULT_PATH, HELD_OUT, LABELS, PACKAGE, SIZE, FashionMnist, load
+from training.judge import accuracy, fit, train_and_save
+from training.loop import Device, Out, Seed, default_device, run
 
 SHIFT = 2  # pixels, at most, in each direction
 
@@ -61,7 +61,7 @@ split, so the held-out images are others, and the accuracy is not comparable wit
 
 def main(
     out: Out,
-    data: Annotated[Path, typer.Option(help="The file made by fashion_mnist.py.")] = DEFAULT_PATH,
+    data: Annotated[Path, typer.Option(help="The file made by training.fashion_mnist.")] = DEFAULT_PATH,
     epochs: Annotated[int, typer.Option(min=1)] = 30,
     device: Device = default_device(),
     seed: Seed = 0,

@@ -7,9 +7,14 @@ from typing import Annotated
 
 import torch
 import typer
-from ddim import Draw, chance, noise_loss, noised_batches
-from fashion_mnist import DEFAULT_PATH, HELD_OUT, LABELS, PACKAGE, SIZE, FashionMnist, load
-from loop import (
+from torch import Tensor
+
+from tenuto.errors import UsageError
+from tenuto.files import read_json, write_json
+from tenuto.models.dit import ARCHITECTURE, DiT, DiTConfig
+from training.ddim import Draw, chance, noise_loss, noised_batches
+from training.fashion_mnist import DEFAULT_PATH, HELD_OUT, LABELS, PACKAGE, SIZE, FashionMnist, load
+from training.loop import (
     Batch,
     Compile,
     Config,
@@ -28,11 +33,6 @@ from loop import (
     save_weights,
     train,
 )
-from torch import Tensor
-
-from tenuto.errors import UsageError
-from tenuto.files import read_json, write_json
-from tenuto.models.dit import ARCHITECTURE, DiT, DiTConfig
 
 SHIPPED = DiTConfig(
     input_size=SIZE,
@@ -105,7 +105,7 @@ def save(out: Path, trained: Trained, config: DiTConfig, settings: Settings) -> 
 def main(
     out: Out,
     seconds: Seconds,
-    data: Annotated[Path, typer.Option(help="The file made by fashion_mnist.py.")] = DEFAULT_PATH,
+    data: Annotated[Path, typer.Option(help="The file made by training.fashion_mnist.")] = DEFAULT_PATH,
     config: Config = None,
     batch: Batch = 512,
     lr: Rate = 1e-3,

@@ -9,7 +9,13 @@ from typing import Annotated, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 import typer
-from llada_text import (
+from torch import Tensor
+
+import tenuto
+from tenuto.errors import UsageError
+from tenuto.files import read_json, write_json, write_text
+from tenuto.models.llada import LLaDA, LLaDAConfig
+from training.llada_text import (
     BOS,
     DEFAULT_PATH,
     EOS,
@@ -28,7 +34,7 @@ from llada_text import (
     rows,
     sentence_starts,
 )
-from loop import (
+from training.loop import (
     Compile,
     Config,
     Device,
@@ -46,12 +52,6 @@ from loop import (
     save_weights,
     train,
 )
-from torch import Tensor
-
-import tenuto
-from tenuto.errors import UsageError
-from tenuto.files import read_json, write_json, write_text
-from tenuto.models.llada import LLaDA, LLaDAConfig
 
 SHIPPED = LLaDAConfig(
     d_model=256,
@@ -262,7 +262,7 @@ def save(
 def main(
     out: Out,
     seconds: Seconds,
-    data: Annotated[Path, typer.Option(help="The file made by llada_text.py.")] = DEFAULT_PATH,
+    data: Annotated[Path, typer.Option(help="The file made by training.llada_text.")] = DEFAULT_PATH,
     config: Config = None,
     start: Annotated[Path | None, typer.Option(help="A trained checkpoint to go on from.")] = None,
     batch: Annotated[int, typer.Option(min=4, help=f"Rows of {LONG} tokens, or their worth in shorter ones.")] = 256,

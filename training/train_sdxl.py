@@ -10,10 +10,18 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from captions import COLOURS, EMPTY, NOUNS, captions, colours, vocabulary
-from cifar10 import DEFAULT_PATH, PACKAGE, SIZE, Cifar10, load, scaled
-from ddim import Draw, chance, noise_loss, noised_batches
-from loop import (
+from torch import Tensor, nn
+
+from tenuto.errors import UsageError
+from tenuto.files import read_json, write_json
+from tenuto.models.diffusers.attachment import build
+from tenuto.models.text_encoder import TextConfig, TextEncoder
+from tenuto.models.unet import NOISE as LATENT_NOISE
+from tenuto.models.unet import UNetConfig
+from training.captions import COLOURS, EMPTY, NOUNS, captions, colours, vocabulary
+from training.cifar10 import DEFAULT_PATH, PACKAGE, SIZE, Cifar10, load, scaled
+from training.ddim import Draw, chance, noise_loss, noised_batches
+from training.loop import (
     Batch,
     Compile,
     Config,
@@ -32,14 +40,6 @@ from loop import (
     save_weights,
     train,
 )
-from torch import Tensor, nn
-
-from tenuto.errors import UsageError
-from tenuto.files import read_json, write_json
-from tenuto.integrations.diffusers import build
-from tenuto.models.text_encoder import TextConfig, TextEncoder
-from tenuto.models.unet import NOISE as LATENT_NOISE
-from tenuto.models.unet import UNetConfig
 
 # SDXL stops at the least noise there is, which a VAE forgives; pixels show it.
 NOISE = replace(LATENT_NOISE, ends_clean=True)
@@ -185,7 +185,7 @@ def save(out: Path, trained: Trained, config: dict[str, Any], settings: Settings
 def main(
     out: Out,
     seconds: Seconds,
-    data: Annotated[Path, typer.Option(help="The file made by cifar10.py.")] = DEFAULT_PATH,
+    data: Annotated[Path, typer.Option(help="The file made by training.cifar10.")] = DEFAULT_PATH,
     config: Config = None,
     batch: Batch = 512,
     lr: Rate = 6e-4,

@@ -6,9 +6,13 @@ from typing import Annotated
 
 import torch
 import typer
-from cifar10 import DEFAULT_PATH, LABELS, PACKAGE, SIZE, Cifar10, load, scaled
-from ddim import Draw, chance, noise_loss, noised_batches
-from loop import (
+from torch import Tensor
+
+from tenuto.files import write_json
+from tenuto.models.uvit import ARCHITECTURE, UViT, UViTConfig
+from training.cifar10 import DEFAULT_PATH, LABELS, PACKAGE, SIZE, Cifar10, load, scaled
+from training.ddim import Draw, chance, noise_loss, noised_batches
+from training.loop import (
     Batch,
     Compile,
     Device,
@@ -26,10 +30,6 @@ from loop import (
     save_weights,
     train,
 )
-from torch import Tensor
-
-from tenuto.files import write_json
-from tenuto.models.uvit import ARCHITECTURE, UViT, UViTConfig
 
 SHIPPED = UViTConfig(
     img_size=SIZE,
@@ -76,7 +76,7 @@ def save(out: Path, trained: Trained, config: UViTConfig, settings: Settings) ->
 def main(
     out: Out,
     seconds: Seconds,
-    data: Annotated[Path, typer.Option(help="The file made by cifar10.py.")] = DEFAULT_PATH,
+    data: Annotated[Path, typer.Option(help="The file made by training.cifar10.")] = DEFAULT_PATH,
     batch: Batch = 256,
     lr: Rate = 8e-4,
     ema: Ema = 0.9995,

@@ -1,9 +1,11 @@
-"""Tenuto: hold what a diffusion model need not compute again.
+"""Tenuto: diffusion models made faster without training.
 
     import tenuto
-    model = tenuto.load("tiny-dit")
+    tenuto.enable(pipe, budget=0.25)          # a diffusers pipeline; tenuto.disable(pipe) leaves it as it was
+
+    model = tenuto.load("tiny-dit")           # or a model of our own
     schedule = tenuto.schedule(model, steps=50, budget=0.25)
-    images = tenuto.generate(model, classes=[0, 1, 2], steps=50, schedule=schedule)
+    images = tenuto.generate(model, classes=[0, 1, 2], schedule=schedule)
 
 Names are imported when they are first used, so that `import tenuto` costs nothing.
 """
@@ -11,30 +13,30 @@ Names are imported when they are first used, so that `import tenuto` costs nothi
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
-    "enable": "tenuto.integrations.enable",
-    "disable": "tenuto.integrations.enable",
-    "accelerated": "tenuto.integrations.enable",
-    "summary": "tenuto.integrations.enable",
+    "enable": "tenuto.pipelines.enable",
+    "disable": "tenuto.pipelines.enable",
+    "accelerated": "tenuto.pipelines.enable",
+    "summary": "tenuto.pipelines.enable",
     "load": "tenuto.models",
-    "score": "tenuto.api",
-    "schedule": "tenuto.api",
-    "generate": "tenuto.samplers.diffusion",
-    "generate_text": "tenuto.samplers.masked",
-    "psnr": "tenuto.measure.quality",
-    "save_images": "tenuto.report.images",
+    "score": "tenuto.deciding",
+    "schedule": "tenuto.deciding",
+    "generate": "tenuto.sampling.pictures",
+    "generate_text": "tenuto.sampling.masked",
+    "psnr": "tenuto.quality",
+    "save_images": "tenuto.showing.images",
     "Model": "tenuto.models",
-    "MaskedSampling": "tenuto.samplers.masked",
-    "Sampling": "tenuto.samplers.diffusion",
-    "Schedule": "tenuto.schedules",
-    "load_schedule": "tenuto.schedules",
-    "Scores": "tenuto.scores",
-    "load_scores": "tenuto.scores",
+    "MaskedSampling": "tenuto.sampling.masked",
+    "Sampling": "tenuto.sampling.pictures",
+    "Schedule": "tenuto.scheduling.schedule",
+    "load_schedule": "tenuto.scheduling.schedule",
+    "Scores": "tenuto.scoring.scores",
+    "load_scores": "tenuto.scoring.scores",
     "TenutoError": "tenuto.errors",
 }
-_MODULES = ("llada",)  # tenuto.llada is there without being imported
+_MODULES = ("text",)  # tenuto.text is there without being imported
 __all__ = [
     "MaskedSampling",
     "Model",
@@ -48,7 +50,6 @@ __all__ = [
     "enable",
     "generate",
     "generate_text",
-    "llada",
     "load",
     "load_schedule",
     "load_scores",
@@ -57,20 +58,21 @@ __all__ = [
     "schedule",
     "score",
     "summary",
+    "text",
 ]
 
 if TYPE_CHECKING:
-    from tenuto import llada
-    from tenuto.api import schedule, score
+    from tenuto import text
+    from tenuto.deciding import schedule, score
     from tenuto.errors import TenutoError
-    from tenuto.integrations.enable import accelerated, disable, enable, summary
-    from tenuto.measure.quality import psnr
     from tenuto.models import Model, load
-    from tenuto.report.images import save_images
-    from tenuto.samplers.diffusion import Sampling, generate
-    from tenuto.samplers.masked import MaskedSampling, generate_text
-    from tenuto.schedules import Schedule, load_schedule
-    from tenuto.scores import Scores, load_scores
+    from tenuto.pipelines.enable import accelerated, disable, enable, summary
+    from tenuto.quality import psnr
+    from tenuto.sampling.masked import MaskedSampling, generate_text
+    from tenuto.sampling.pictures import Sampling, generate
+    from tenuto.scheduling.schedule import Schedule, load_schedule
+    from tenuto.scoring.scores import Scores, load_scores
+    from tenuto.showing.images import save_images
 
 
 def __dir__() -> list[str]:

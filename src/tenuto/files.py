@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tenuto.errors import TenutoError
+from tenuto.errors import TenutoError, first_line
 
 # Files of these kinds beside a model's weights are taken for parts of the model.
 MODEL_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".model", ".json", ".txt")
@@ -125,15 +125,27 @@ def write_json(path: Path, value: object) -> None:
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
     """The object in a JSON file; `what` says what the file should have been, for the error."""
+    check_regular(path, what)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise TenutoError(f"Cannot read the {what} {path}: {error.strerror or error}.") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise TenutoError(f"{path} is not a {what}: it is not valid JSON ({error}).") from error
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, numbers too long, nested too deeply
+        raise TenutoError(f"{path} is not a {what}: it is not valid JSON ({first_line(error)}).") from error
     if not isinstance(value, dict):
         raise TenutoError(f"{path} is not a {what}: a JSON object is expected, not a {type(value).__name__}.")
     return value
+
+
+def check_regular(path: Path, what: str) -> None:
+    """Refuse a pipe or a device: reading one can wait for ever."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise TenutoError(f"Cannot read the {what} {path}: {error.strerror or error}.") from error
+    if not stat.S_ISREG(mode):
+        kind = "a directory" if stat.S_ISDIR(mode) else "a pipe or a device"
+        raise TenutoError(f"Cannot read the {what} {path}: it is {kind}, not a file.")
 
 
 def _umask() -> int:

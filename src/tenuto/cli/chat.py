@@ -5,51 +5,82 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.live import Live
-from rich.text import Text
+import typer
 
-from tenuto.cli.console import err, failure, out, say
-from tenuto.cli.generate import check_device
-from tenuto.errors import TenutoError
-from tenuto.llada import LanguageModel, Texts, Writing, load
-from tenuto.schedules import load_schedule
+from tenuto.cli.app import MOST, Device, ModelName, Seed, app, real_text
+from tenuto.cli.console import clean, failure, out, say
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from tenuto.text import LanguageModel, Texts, Writing
 
 BUDGET = 0.5  # of /fast, where nothing else was asked for
-COMMANDS = {"/full": "compute everything", "/fast": "hold", "/new": "forget what was said", "/quit": "end"}
+COMMANDS = {
+    "/full": "compute everything",
+    "/fast": "compute what the schedule says",
+    "/new": "forget the conversation",
+    "/quit": "end",
+}
 
 
-def run(
-    name: str,
-    prompt: str | None,
-    budget: float | None,
-    speedup: float | None,
-    schedule_path: Path | None,
-    device: str,
-    **options: Any,
+@app.command(
+    epilog="Example: tenuto chat tiny-llada --length 16"
+    ' · tenuto chat tiny-llada --prompt "close: ([{ ->" --length 8 --budget 0.25'
+)
+def chat(
+    model: ModelName,
+    prompt: Annotated[str | None, typer.Option(callback=real_text, help="Answer this and end.")] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Share of unit-steps to compute. Default: 0.5; /full computes all.")
+    ] = None,
+    speedup: Annotated[
+        float | None, typer.Option(help="How many times as fast as full inference; instead of a budget.")
+    ] = None,
+    schedule: Annotated[Path | None, typer.Option(help="A schedule file; instead of a budget.")] = None,
+    length: Annotated[int, typer.Option(min=1, max=MOST, help="Most tokens of an answer.")] = 64,
+    steps: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="Steps. Default: the schedule's, else one for each token.")
+    ] = None,
+    block_length: Annotated[
+        int | None, typer.Option(min=1, help="Finish so many tokens before the next. Default: the schedule's, else 32.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    top_p: Annotated[
+        float, typer.Option(help="Choose among the likeliest tokens that together have this probability.")
+    ] = 1.0,
+    seed: Seed = 0,
+    device: Device = "cpu",
 ) -> None:
-    schedule = None if schedule_path is None else load_schedule(schedule_path)
-    wanted = check_device(device)
-    if budget is None and speedup is None and schedule is None:
+    """Talk with a language model, and see its answers being written. Lines from a pipe are answered one by one."""
+    from tenuto.cli.app import check_device
+    from tenuto.errors import TenutoError
+    from tenuto.scheduling.schedule import load_schedule
+    from tenuto.text import load
+
+    chosen, place = None if schedule is None else load_schedule(schedule), check_device(device)
+    if budget is None and speedup is None and chosen is None:
         budget = BUDGET
-    fast = {"budget": budget, "speedup": speedup, "schedule": schedule}
-    given = {option: value for option, value in options.items() if value is not None}
-    chat = Chat(load(name, device=wanted), fast, given)
-    if schedule is None:
-        with err.status("Scoring the weights"):
-            _ = chat.model.scores  # what schedules are made from; once, and before an answer is timed
+    sizes = {"steps": steps, "block_length": block_length}
+    talk = Chat(
+        load(model, device=place),
+        {"budget": budget, "speedup": speedup, "schedule": chosen},
+        {"length": length, "temperature": temperature, "top_p": top_p, "seed": seed}
+        | {name: size for name, size in sizes.items() if size is not None},
+    )
     if prompt is not None:
-        chat.answer(prompt)
+        talk.answer(prompt)
         return
     talking = sys.stdin.isatty()
     if talking:
-        say(f"{name}. " + ", ".join(f"{command}: {what}" for command, what in COMMANDS.items()))
+        say(f"{model}. " + ", ".join(f"{command}: {what}" for command, what in COMMANDS.items()))
     for line in _typed() if talking else map(str.strip, sys.stdin):
         if line == "/quit":
             return
         try:
-            chat.told(line)
+            talk.told(line)
         except TenutoError as error:
             if not talking:
                 raise
@@ -68,37 +99,40 @@ def _typed() -> Iterator[str]:
 class Chat:
     """A conversation. Without a chat template each prompt stands by itself."""
 
-    model: LanguageModel
+    model: "LanguageModel"
     fast: dict[str, Any]  # what /fast means: a budget, a speed-up or a schedule
     options: dict[str, Any]  # of the sampler
-    holding: bool = True
+    scheduled: bool = True
     said: list[dict[str, str]] = field(default_factory=list)
 
     def told(self, line: str) -> None:
         """A command, or something to answer."""
         if line in ("/full", "/fast"):
-            self.holding = line == "/fast"
-            say("Everything is computed." if line == "/full" else "Units are held.")
+            self.scheduled = line == "/fast"
+            say("Every step computes everything." if line == "/full" else "The schedule says what is computed.")
         elif line == "/new":
             self.said.clear()
         elif line.startswith("/"):
             say(f"{line} is no command; there are {', '.join(COMMANDS)}.")
         elif line:
-            self.answer(line)
+            self.answer(real_text(line))
 
     def answer(self, line: str) -> None:
+        from rich.text import Text
+
         asked = [*self.said, {"role": "user", "content": line}]
         prompt = asked if self.model.chats else line
-        schedule = self.fast if self.holding else {}
-        writing = self.model.stream([prompt], **schedule, **self.options)
+        writing = self.model.stream([prompt], **(self.fast if self.scheduled else {}), **self.options)
         texts = self._watched(writing) if out.is_terminal else writing.texts
         out.print(Text(texts[0]), soft_wrap=True)
         say(texts.summary())
         if self.model.chats:
             self.said = [*asked, {"role": "assistant", "content": texts[0]}]
 
-    def _watched(self, writing: Writing) -> Texts:
-        """Each position shown as soon as it is written."""
+    def _watched(self, writing: "Writing") -> "Texts":
+        """Show each position as soon as it is written."""
+        from rich.live import Live
+
         config = self.model.model.config
         answer: dict[int, int] = {}
         length = self.options["length"]
@@ -110,8 +144,10 @@ class Chat:
         return writing.texts
 
 
-def canvas(tokens: list[int | None], decode: Any, end: int) -> Text:
-    """An answer half written: masks are dim dots, and nothing is shown from its end on."""
+def canvas(tokens: list[int | None], decode: Any, end: int) -> "Text":
+    """An answer half written: masks are dim dots, and nothing is shown after its end."""
+    from rich.text import Text
+
     shown = tokens[: tokens.index(end)] if end in tokens else tokens
     text = Text()
     for masked, some in groupby(shown, key=lambda token: token is None):
@@ -119,5 +155,5 @@ def canvas(tokens: list[int | None], decode: Any, end: int) -> Text:
         if masked:
             text.append("·" * len(run), style="dim")
         else:
-            text.append(decode(run))
+            text.append(clean(decode(run)))
     return text

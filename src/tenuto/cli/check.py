@@ -1,64 +1,84 @@
-"""`tenuto check`: whether a schedule is safe for a model, where it errs, and which one would be."""
+"""`tenuto check`: whether a schedule is safe for a model, where it errs, and which schedule would be safe."""
 
+import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tenuto.cli.console import out, print_json, progress, say
-from tenuto.cli.generate import check_device
-from tenuto.errors import UsageError
-from tenuto.files import check_writable
-from tenuto.measure.check import Check, check, safe_alternative
-from tenuto.models import Model, load
-from tenuto.report.maps import save_errors_png
-from tenuto.samplers.masked import block_length_for
-from tenuto.schedules import Schedule, load_schedule
+from tenuto.cli.app import MOST, AsJson, Device, ModelName, Seed, app, real_text
+
+if TYPE_CHECKING:
+    from tenuto.checking import Check
+    from tenuto.models import Model
+    from tenuto.scheduling.schedule import Schedule
 
 CAPTIONS = ("a red car", "a horse", "a ship", "a dog")
 PROMPTS = ("The old man looked at the sea, and", "It was a cold evening, and")
 
 
-def run(
-    name: str,
-    schedule_path: Path,
-    wanted: list[str],
-    samples: int,
-    length: int,
-    seed: int,
-    png: Path | None,
-    device: str,
-    as_json: bool,
+@app.command(epilog="Example: tenuto check tiny-dit --schedule schedule.json")
+def check(
+    model: ModelName,
+    schedule: Annotated[Path, typer.Option(help="The schedule file to check.")],
+    wanted: Annotated[
+        list[str] | None,
+        typer.Option("--for", callback=real_text, help="A class, caption or prompt to try; repeat for more."),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, max=10_000, help="How many samples, without --for.")] = 4,
+    length: Annotated[int, typer.Option(min=1, max=MOST, help="Text: how many tokens to write.")] = 64,
+    seed: Seed = 0,
+    png: Annotated[Path | None, typer.Option(help="Draw how far off each unit was at each step.")] = None,
+    device: Device = "cpu",
+    as_json: AsJson = False,
 ) -> None:
-    place, schedule = check_device(device), load_schedule(schedule_path)
+    """Say whether a schedule is safe: compare a few samples with it and without. Ends with 1 if it is not safe."""
+    from tenuto.checking import check as compare
+    from tenuto.checking import safe_alternative
+    from tenuto.cli.app import check_device
+    from tenuto.cli.console import print_json, progress
+    from tenuto.cli.extras import needs
+    from tenuto.errors import UsageError
+    from tenuto.files import check_writable
+    from tenuto.models import load
+    from tenuto.sampling.masked import block_length_for
+    from tenuto.scheduling.schedule import load_schedule
+
     if png is not None:
-        check_writable(png, reads=[name, schedule_path])
-    model = load(name, device=place)
-    asked = wanted or _asked(model, samples)
+        needs("--png", "plots")
+    place, given = check_device(device), load_schedule(schedule)
+    if png is not None:
+        check_writable(png, reads=[model, schedule])
+    loaded = load(model, device=place)
+    asked = wanted or _asked(loaded, samples)
     options: dict[str, Any] = {}
-    if model.architecture.asks_for == "prompt":
-        options = {"length": length, "block_length": block_length_for(length, schedule)}
-        if schedule.steps > length:
-            raise UsageError(f"{schedule.steps} steps for {length} tokens are more than one a token; see --length.")
+    if loaded.architecture.asks_for == "prompt":
+        options = {"length": length, "block_length": block_length_for(length, given)}
+        if given.steps > length:
+            raise UsageError(
+                f"The schedule has {given.steps} steps, and each step writes at least one token: {length} tokens are "
+                "too few. See --length."
+            )
 
-    def look(one: Schedule) -> Check:
+    def look(one: "Schedule") -> "Check":
         with progress(f"Checking {one.budget:.0%}", 2 * len(asked) * one.steps) as advance:
-            return check(model, one, asked, seed=seed, progress=advance, **options)
+            return compare(loaded, one, asked, seed=seed, progress=advance, **options)
 
-    result = look(schedule)
-    idle = int((~schedule.active).all(axis=0).sum())
-    better = None if result.safe or result.text else safe_alternative(look, schedule)
+    result = look(given)
+    better = None if result.safe or result.text else safe_alternative(look, given)
     if png is not None:
-        save_errors_png(schedule, result.errors, png)
+        from tenuto.showing.maps import save_errors_png
+
+        save_errors_png(given, result.errors, png)
     if as_json:
         print_json(_record(result, better, asked))
     else:
-        _tell(result, better, schedule, idle, png)
+        _tell(result, better, given, png)
     if not result.safe:
         raise typer.Exit(1)
 
 
-def _asked(model: Model, samples: int) -> list[Any]:
+def _asked(model: "Model", samples: int) -> list[Any]:
     asks_for = model.architecture.asks_for
     if asks_for == "class":
         return [i * model.config.classes // samples % model.config.classes for i in range(samples)]
@@ -66,32 +86,38 @@ def _asked(model: Model, samples: int) -> list[Any]:
     return [choice[i % len(choice)] for i in range(samples)]
 
 
-def _record(result: Check, better: Check | None, asked: list[Any]) -> dict[str, Any]:
+def _record(result: "Check", better: "Check | None", asked: list[Any]) -> dict[str, Any]:
     return {
         "safe": result.safe,
         "verdict": result.verdict,
-        "likeness": list(result.likeness),
+        # JSON knows no infinity: null stands for identical pictures.
+        "likeness": [value if math.isfinite(value) else None for value in result.likeness],
         "asked_for": asked,
         "worst_units": [{"unit": u, "step": s, "error": e} for u, s, e in result.worst_units(10)],
         "safe_alternative": None if better is None else {**better.schedule.policy, "verdict": better.verdict},
     }
 
 
-def _tell(result: Check, better: Check | None, schedule: Schedule, idle: int, png: Path | None) -> None:
-    out.print(f"[bold]{'Safe' if result.safe else 'Not safe'}[/]: {result.verdict} ({len(result.likeness)} compared).")
+def _tell(result: "Check", better: "Check | None", schedule: "Schedule", png: Path | None) -> None:
+    from tenuto.cli.console import counted, out, quoted, say
+
+    word = "Safe" if result.safe else "Not safe"
+    out.print(f"[bold]{word}[/]: {quoted(result.verdict)} ({counted(len(result.likeness), 'sample')} compared).")
     for unit, step, error in result.worst_units():
-        out.print(f"  furthest off: {unit} at step {step}, by {error:.1%}")
-    if result.text and idle:
+        out.print(f"  furthest off: {quoted(unit)} at step {step}, by {error:.1%}")
+    idle = int((~schedule.active).all(axis=0).sum())
+    if result.text and schedule.rows == "none" and idle:
         out.print(
-            f"At {idle} of {schedule.steps} steps every unit is held. A language model has no timestep to tell those "
-            "steps apart, so that is the same as taking fewer steps."
+            f"At {idle} of {schedule.steps} steps every unit is held. A language model has no timestep that tells "
+            "these steps apart, so this is the same as taking fewer steps."
         )
     if better is not None:
+        every, predict = better.schedule.policy["every"], better.schedule.predict
         out.print(
-            f"Safe would be: --every {better.schedule.policy['every']} --reuse {better.schedule.reuse} "
+            f"Nearest to what you asked for and safe: --every {every} --predict {predict} "
             f"({better.schedule.budget:.0%} of the work): {better.verdict}."
         )
     elif not result.safe and not result.text:
-        out.print("No refresh period tried is safe for this model and number of steps.")
+        out.print("No refresh period that was tried is safe for this model and number of steps.")
     if png is not None:
         say(f"Wrote {png}")

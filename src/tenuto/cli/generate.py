@@ -1,310 +1,444 @@
 """`tenuto generate`: pictures by class or caption, or text after a prompt, with a schedule or without."""
 
+import json
+import os
+import socket
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
-from rich.markup import escape
+import typer
 
-from tenuto.cli.console import out, print_json, progress, say
-from tenuto.errors import CheckpointError, UsageError, first_line
-from tenuto.executor import Executor, executor_for
-from tenuto.files import check_writable, write_json, write_text
-from tenuto.models import Model, find, load
-from tenuto.provenance import provenance
-from tenuto.report.images import save_image, save_images
-from tenuto.samplers.diffusion import Sampling, class_index, decode, generate, load_vae
-from tenuto.samplers.masked import block_length_for
-from tenuto.schedules import Schedule, load_schedule
+from tenuto.cli.app import MOST, AsJson, Device, ModelName, Seed, app, real_text
 
+if TYPE_CHECKING:
+    from tenuto.models import Model
+    from tenuto.runtime.executor import Executor
+    from tenuto.scheduling.schedule import Schedule
+
+Mode = Literal["auto", "eager", "skip", "jagged"]
+Solver = Literal["ddim", "dpm++"]
 STEPS = 50  # of pictures; text takes a step for each token
 LENGTH = 64  # of text, in tokens
+LOCK = ".tenuto-generate.lock"
 
 
-@dataclass(frozen=True)
-class Request:
-    """The command line, as given."""
+@app.command(
+    epilog='Example: tenuto generate tiny-dit --schedule schedule.json --class 9 --class "Bag" -o pictures'
+    ' · tenuto generate tiny-llada --prompt "Tom has 12 apples and buys 7 more. How many apples? Answer:" --length 16'
+)
+def generate(
+    model: ModelName,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Directory for the results.")] = None,
+    schedule: Annotated[
+        Path | None, typer.Option(help="A schedule file. Without one, every step computes everything.")
+    ] = None,
+    classes: Annotated[
+        list[str] | None,
+        typer.Option("--class", help="A class by number or name; repeat for more. Default: one of each."),
+    ] = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option("--prompt", callback=real_text, help="A caption to draw, or text to continue; repeat for more."),
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, max=MOST, help="How many of each.")] = 1,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST, help="Steps. Default: the schedule's, else 50; for text one for each token."),
+    ] = None,
+    guidance: Annotated[
+        float | None, typer.Option(help="Classifier-free guidance. Default: 1.5 (classes), 3 (captions), 0 (text).")
+    ] = None,
+    solver: Annotated[Solver | None, typer.Option(help="Pictures: the solver. Default: ddim.")] = None,
+    length: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="Text: how many tokens to write. Default: 64.")
+    ] = None,
+    block_length: Annotated[
+        int | None, typer.Option(min=1, help="Text: finish so many tokens before the next. Default: the schedule's.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="Text: 0, the default, takes the likeliest token.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Text: wrap prompts in the model's chat template.")] = False,
+    seed: Seed = 0,
+    batch: Annotated[
+        int, typer.Option(min=1, max=65_536, help="How many at a time. The results do not depend on it.")
+    ] = 16,
+    vae: Annotated[Path | None, typer.Option(help="A diffusers VAE directory, for latent models.")] = None,
+    mode: Annotated[
+        Mode, typer.Option(help="How the schedule is run. auto: CUDA graphs (jagged) on a GPU, else skip.")
+    ] = "auto",
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile the network's branches first.")] = False,
+    memory: Annotated[
+        int | None,
+        typer.Option(min=0, help="MiB that may be kept for a batch. The command says what it gave up for that."),
+    ] = None,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Make pictures or text, with a schedule or without."""
+    from tenuto.cli.app import check_device
+    from tenuto.files import check_writable
+    from tenuto.models import load
+    from tenuto.sampling.masked import block_length_for, sampling_for
+    from tenuto.sampling.pictures import Sampling
+    from tenuto.scheduling.schedule import load_schedule
 
-    model: str
-    output: Path | None
-    schedule_path: Path | None
-    classes: Sequence[str]
-    prompts: Sequence[str]
-    count: int
-    steps: int | None
-    guidance: float | None
-    solver: Any
-    length: int | None
-    block_length: int | None
-    temperature: float | None
-    chat: bool
-    seed: int
-    batch: int
-    vae: Path | None
-    mode: Any
-    compiled: bool
-    memory: int | None  # MiB
-    device: str
+    chosen, place = load_schedule(schedule) if schedule else None, check_device(device)
+    if output is not None:
+        check_writable(output / "generation.json", reads=[model, *([schedule] if schedule else [])])
+    drawing: dict[str, Any] = {"solver": solver, "vae": vae, "memory": memory}
+    writing: dict[str, Any] = {
+        "length": length,
+        "block-length": block_length,
+        "temperature": temperature,
+        "chat": chat or None,
+    }
+    # The first seed and the work are the same for every kind of model; steps are added when they are known.
+    record = Record(output, as_json, {"device": device, "model": model, "seed": seed}, schedule, chosen)
+    if is_pipeline(model):
+        _refuse("a diffusers pipeline", model, **drawing, **writing)
+        wanted = _captions(model, classes, prompts, count)
+        record.take(_needed(output), steps, STEPS, guidance=guidance)
+        return _draw_with_pipeline(record, wanted, seed, place, mode=mode, compiled=compiled)
+    loaded = load(model, device=place)
+    family = loaded.architecture
+    guidance = family.guidance if guidance is None else guidance
+    how: dict[str, Any] = {"mode": mode, "compiled": compiled}
+    if family.asks_for == "prompt":
+        _refuse("a language model", model, **drawing)
+        length = LENGTH if length is None else length
+        record.take(output, steps, length)
+        sampling = sampling_for(
+            loaded,
+            steps=record.steps,
+            length=length,
+            block_length=block_length or block_length_for(length, chosen),
+            temperature=temperature or 0.0,
+            guidance=guidance,
+            seed=seed,
+        )
+        return _write(record, loaded, _prompts(loaded, classes, prompts, count), sampling, batch, chat, **how)
+    _refuse("a model that draws", model, **writing)
+    record.take(_needed(output), steps, STEPS, solver=solver or "ddim", guidance=guidance)
+    ask = _classes if family.asks_for == "class" else _drawn_captions
+    executor = _executor(loaded, chosen, None if memory is None else memory * 2**20, **how)
+    by = Sampling(steps=record.steps, solver=solver or "ddim", guidance=guidance)
+    return _draw(record, loaded, ask(loaded, classes, prompts, count), by, batch, seed, vae, executor)
+
+
+@dataclass
+class Record:
+    """What was made and how: written to generation.json after every batch, so that Ctrl-C keeps finished work."""
+
+    folder: Path | None
     as_json: bool
+    facts: dict[str, Any]
+    schedule_path: Path | None
+    schedule: "Schedule | None"
+    steps: int = 0
+    made: dict[str, Any] = field(default_factory=dict)
+    started: float = field(default_factory=time.perf_counter)
+
+    def take(self, folder: Path | None, steps: int | None, default: int, **facts: Any) -> None:
+        """What is known only once the kind of the model is known."""
+        self.folder = folder
+        self.steps = steps or (default if self.schedule is None else self.schedule.steps)
+        self.facts |= facts
+        self.started = time.perf_counter()
+
+    def write(self, **made: Any) -> dict[str, Any]:
+        from tenuto.files import write_json
+        from tenuto.provenance import provenance
+
+        self.made |= made
+        facts = provenance(
+            **self.facts,
+            schedule=str(self.schedule_path) if self.schedule_path else None,
+            work=self.schedule.budget if self.schedule else 1.0,
+            flop_work=self.schedule.flop_budget if self.schedule else 1.0,
+            steps=self.steps,
+            seconds=round(time.perf_counter() - self.started, 3),
+            **self.made,
+        )
+        if self.folder is not None:
+            write_json(self.folder / "generation.json", facts)
+        return facts
+
+    def finish(self, what: str, tell: Callable[[str], object]) -> None:
+        """Say what was made, or print it as JSON."""
+        from tenuto.cli.console import print_json
+
+        facts = self.write()
+        if self.as_json:
+            print_json(facts)
+        else:
+            work = "" if self.schedule is None else f", {self.schedule.budget:.0%} of the unit-steps computed"
+            tell(f"{what} ({facts['seconds']:.1f} s, {self.steps} steps{work})")
 
 
-def run(request: Request) -> None:
-    for name in ("count", "batch"):
-        if getattr(request, name) < 1:
-            raise UsageError(f"--{name} must be at least 1, not {getattr(request, name)}.")
-    schedule = load_schedule(request.schedule_path) if request.schedule_path else None
-    device = check_device(request.device)
-    if (find(request.model) / "model_index.json").exists() and (find(request.model) / "unet").is_dir():
-        _refuse(request, "a diffusers pipeline", "solver", "vae", "memory", *TEXT_ONLY)
-        return _pipeline_pictures(request, schedule, device)
-    model = load(request.model, device=device)
-    if model.architecture.asks_for == "prompt":
-        _refuse(request, "a language model", "solver", "vae", "memory")
-        return _text(request, model, schedule)
-    _refuse(request, "a model that draws", *TEXT_ONLY)
-    return _pictures(request, model, schedule)
+def is_pipeline(name: str) -> bool:
+    """Whether a name is a diffusers pipeline's directory; of a hub id only the denoiser is fetched."""
+    place = Path(name).expanduser()
+    return (place / "model_index.json").exists() and (place / "unet").is_dir()
 
 
-TEXT_ONLY = ("length", "block_length", "temperature", "chat")
+def _draw(
+    record: Record,
+    model: "Model",
+    wanted: list[Any],
+    sampling: Any,
+    batch: int,
+    seed: int,
+    vae_path: Path | None,
+    executor: "Executor",
+) -> None:
+    from tenuto.cli.console import counted, progress, say, tell
+    from tenuto.sampling.pictures import decode, generate_batches, vae_of
+    from tenuto.showing.images import save_images
+
+    assert record.folder is not None
+    asks_for = model.architecture.asks_for
+    vae = vae_of(model, vae_path)
+    images: list[dict[str, Any]] = []
+    with claimed(record.folder), progress("Generating", len(wanted) * sampling.steps) as advance:
+        batches = generate_batches(
+            model,
+            wanted if asks_for == "class" else None,
+            captions=wanted if asks_for == "caption" else None,
+            executor=executor,
+            seed=seed,
+            sampling=sampling,
+            batch=batch,
+            progress=advance,
+        )
+        for samples in batches:
+            first = len(images)
+            part = wanted[first : first + len(samples)]
+            endings = [f"-class{one}" if asks_for == "class" else "" for one in part]
+            names = [f"{first + i:05d}{ending}" for i, ending in enumerate(endings)]
+            for i, path in enumerate(save_images(decode(samples, vae) if vae else samples, record.folder, names)):
+                images.append({"file": path.name, asks_for: part[i], "seed": seed + first + i})
+            record.write(images=images)
+    record.finish(f"{counted(len(images), 'picture')} in {record.folder}", tell)
+    report = executor.report()
+    if report.given_up:
+        say(f"To stay within --memory: {report.given_up}.")
+    if report.uncorrected_because:
+        say(f"Predictions were not corrected: {report.uncorrected_because}.")
 
 
-def _refuse(request: Request, what: str, *options: str) -> None:
-    """Options that would have no effect are refused, never dropped."""
-    for option in options:
-        if getattr(request, option) not in (None, False):
-            raise UsageError(f"--{option.replace('_', '-')} means nothing to {what}, which {request.model} is.")
+def _executor(model: "Model", schedule: "Schedule | None", memory: int | None, **how: Any) -> "Executor":
+    """What runs the model, within so many bytes if --memory says how many."""
+    from tenuto.errors import UsageError
+    from tenuto.runtime.executor import Executor, executor_for
+
+    if memory is None:
+        return executor_for(model.network, schedule, **how)
+    if schedule is None:
+        raise UsageError("--memory bounds what a schedule keeps; without --schedule nothing is kept.")
+    return Executor(model.network, schedule, memory=memory, **how)
 
 
-def _pictures(request: Request, model: Model, schedule: Schedule | None) -> None:
-    channels, output = model.config.sample_shape[0], _output(request)
-    if model.architecture.asks_for == "caption" and not (find(request.model) / "text_encoder").is_dir():
+def _draw_with_pipeline(record: Record, wanted: list[str], seed: int, device: Any, **how: Any) -> None:
+    """The diffusers pipeline itself draws, and its denoiser follows the schedule."""
+    import torch
+    from diffusers import DiffusionPipeline
+
+    from tenuto.cli.console import counted, progress, tell
+    from tenuto.errors import CheckpointError
+    from tenuto.pipelines.enable import accelerated
+    from tenuto.showing.images import save_image
+
+    assert record.folder is not None
+    name, guidance = record.facts["model"], record.facts["guidance"]
+    try:
+        pipe = DiffusionPipeline.from_pretrained(str(Path(name).expanduser())).to(device)
+    except Exception as error:  # a damaged directory makes diffusers fail in many ways
+        raise CheckpointError(f"{name} is no pipeline that diffusers can load: {error}") from error
+    pipe.set_progress_bar_config(disable=True)
+    options = {} if guidance is None else {"guidance_scale": guidance}
+    images: list[dict[str, Any]] = []
+    held = accelerated(pipe, schedule=record.schedule, check_weights=True, **how) if record.schedule else nullcontext()
+    with held, claimed(record.folder), progress("Generating", len(wanted)) as advance:
+        for i, prompt in enumerate(wanted):
+            generator = torch.Generator().manual_seed(seed + i)
+            picture = pipe(prompt, num_inference_steps=record.steps, generator=generator, **options).images[0]
+            save_image(picture, record.folder / f"{i:05d}.png")
+            images.append({"file": f"{i:05d}.png", "caption": prompt, "seed": seed + i})
+            record.write(images=images)
+            advance(1)
+    record.finish(f"{counted(len(images), 'picture')} in {record.folder}", tell)
+
+
+def _write(
+    record: Record, model: "Model", prompts: list[str], sampling: Any, batch: int, chat: bool, **how: Any
+) -> None:
+    from tenuto.cli.console import counted, out, progress, quoted, say
+    from tenuto.files import write_text
+    from tenuto.sampling.masked import generate_text
+
+    texts: list[dict[str, str]] = []
+    place = claimed(record.folder) if record.folder else nullcontext()
+    with place, progress("Writing", len(prompts) * sampling.steps) as advance:
+        for start in range(0, len(prompts), batch):
+            part = prompts[start : start + batch]
+            written = generate_text(
+                model,
+                part,
+                schedule=record.schedule,
+                chat=chat,
+                sampling=replace(sampling, seed=sampling.seed + start),
+                batch=batch,
+                progress=advance,
+                **how,
+            )
+            texts += [{"prompt": prompt, "text": text} for prompt, text in zip(part, written, strict=True)]
+            record.write(texts=texts)
+            if record.folder is not None:
+                pieces = [f"{one['prompt']}【{one['text']}】\n" for one in texts]
+                write_text(record.folder / "text.txt", "\n".join(pieces))
+    for one in [] if record.as_json else texts:
+        out.print(f"[dim]{quoted(one['prompt'])}[/]{quoted(one['text'])}", soft_wrap=True)
+    record.finish(f"{counted(len(texts), 'text')} of at most {counted(sampling.length, 'token')}", say)
+
+
+def _refuse(what: str, model: str, **options: Any) -> None:
+    """An option that would have no effect is refused, never ignored."""
+    from tenuto.errors import UsageError
+
+    for option, value in options.items():
+        if value is not None:
+            raise UsageError(f"--{option} has no effect on {what}, and {model} is one.")
+
+
+def _needed(output: Path | None) -> Path:
+    from tenuto.errors import UsageError
+
+    if output is None:
+        raise UsageError("Name a directory for the pictures with -o.")
+    return output
+
+
+def _repeated(wanted: Sequence[Any], count: int) -> list[Any]:
+    return [one for one in wanted for _ in range(count)]
+
+
+def _classes(model: "Model", classes: list[str] | None, prompts: list[str] | None, count: int) -> list[Any]:
+    from tenuto.errors import UsageError
+    from tenuto.sampling.pictures import class_index
+
+    if prompts:
+        raise UsageError(f"{model.name} draws classes, not captions: use --class.")
+    named = [class_index(model, name) for name in classes or []]
+    return _repeated(named or range(min(model.config.classes, 10)), count)
+
+
+def _drawn_captions(model: "Model", classes: list[str] | None, prompts: list[str] | None, count: int) -> list[Any]:
+    from tenuto.errors import UsageError
+
+    if model.path is None or not (model.path / "text_encoder").is_dir():
         raise UsageError(
             f"{model.name} is a UNet alone: it can be scored and scheduled, but to draw it needs its whole diffusers "
             "pipeline's directory."
         )
-    beside = find(request.model) / "vae"  # a pipeline's directory has it
-    vae_path = request.vae or (beside if beside.is_dir() else None)
-    if channels not in (1, 3) and vae_path is None:
-        raise UsageError(f"{model.name} makes latents of {channels} channels, not pictures: name its VAE with --vae.")
-    vae = load_vae(vae_path, model.device) if vae_path else None
-    asks_for = model.architecture.asks_for
-    guidance = model.architecture.guidance if request.guidance is None else request.guidance
-    sampling = Sampling(steps=_steps(request, STEPS, schedule), solver=request.solver or "ddim", guidance=guidance)
-    once: list[Any] = _classes(model, request) if asks_for == "class" else _captions(model, request)
-    wanted = [one for one in once for _ in range(request.count)]
-    check_writable(output / "generation.json", reads=_read(request))
-    started = time.perf_counter()
-    images: list[dict[str, Any]] = []
-    extra = {"solver": sampling.solver, "guidance": guidance}
-    executor = _bounded(request, model, schedule)
-    with progress("Generating", len(wanted) * sampling.steps) as advance:
-        # Batch by batch, so that Ctrl-C keeps the pictures that were finished.
-        for start, part in _parts(wanted, request.batch):
-            samples = generate(
-                model,
-                part if asks_for == "class" else None,
-                captions=part if asks_for == "caption" else None,
-                executor=executor,
-                seed=request.seed + start,
-                sampling=sampling,
-                batch=request.batch,
-                progress=advance,
-            )
-            samples = decode(samples, vae) if vae else samples
-            names = [f"{start + i:05d}" + (f"-class{one}" if asks_for == "class" else "") for i, one in enumerate(part)]
-            for i, path in enumerate(save_images(samples, output, names)):
-                images.append({"file": path.name, asks_for: part[i], "seed": request.seed + start + i})
-            _note(request, schedule, sampling.steps, started, images, **extra)
-    _finish(request, schedule, sampling.steps, started, images, **extra)
-    if lost := executor.report().given_up:
-        say(f"To keep no more than {request.memory} MiB: {lost}.")
+    return _captions(model.name, classes, prompts, count)
 
 
-def _bounded(request: Request, model: Model, schedule: Schedule | None) -> Executor:
-    """What runs the model, within --memory if that was said."""
-    if request.memory is None:
-        return executor_for(model.network, schedule, request.mode, request.compiled)
-    if schedule is None:
-        raise UsageError("--memory bounds what a schedule keeps; without --schedule nothing is kept.")
-    bound = request.memory * 2**20
-    return Executor(model.network, schedule, mode=request.mode, compiled=request.compiled, memory=bound)
+def _captions(name: str, classes: list[str] | None, prompts: list[str] | None, count: int) -> list[str]:
+    from tenuto.errors import UsageError
+
+    if classes:
+        raise UsageError(f"{name} draws captions, not classes: use --prompt instead of --class.")
+    if not prompts:
+        raise UsageError(f'{name} draws captions: say which, for instance --prompt "a photo of a red car".')
+    return _repeated(prompts, count)
 
 
-def _pipeline_pictures(request: Request, schedule: Schedule | None, device: torch.device) -> None:
-    """A diffusers pipeline's directory: the pipeline itself draws, its denoiser under the schedule."""
-    from contextlib import nullcontext
+def _prompts(model: "Model", classes: list[str] | None, prompts: list[str] | None, count: int) -> list[str]:
+    from tenuto.errors import UsageError
 
-    from diffusers import DiffusionPipeline
+    if classes:
+        raise UsageError(f"{model.name} writes text and knows no classes: leave --class out.")
+    if not prompts:
+        raise UsageError(f"{model.name} writes text: give it a beginning with --prompt.")
+    return _repeated(prompts, count)
 
-    from tenuto.integrations.diffusers import scheduled
 
-    output, prompts = _output(request), list(request.prompts)
-    if not prompts or request.classes:
-        raise UsageError(f"A diffusers pipeline such as {request.model} draws captions here: say which with --prompt.")
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """A folder that this process alone generates into. A folder that stays empty is removed again.
+
+    Two processes that number their pictures alike would overwrite each other's pictures, and the record of one would
+    name seeds that the pictures of the other were not drawn from.
+    """
+    from tenuto.errors import TenutoError
+
+    lock, made = folder / LOCK, not folder.exists()
+    mine = json.dumps({"process": os.getpid(), "host": socket.gethostname()})
     try:
-        pipe = DiffusionPipeline.from_pretrained(str(find(request.model))).to(device)
-    except Exception as error:  # whatever a damaged directory makes diffusers stumble over
-        raise CheckpointError(f"{request.model} is no pipeline that diffusers can load: {error}") from error
-    pipe.set_progress_bar_config(disable=True)
-    steps = _steps(request, STEPS, schedule)
-    options = {} if request.guidance is None else {"guidance_scale": request.guidance}
-    wanted = [prompt for prompt in prompts for _ in range(request.count)]
-    started, images = time.perf_counter(), []
-    how = {"mode": request.mode, "compiled": request.compiled}
-    held = scheduled(pipe, schedule, check_weights=True, **how) if schedule else nullcontext()
-    with held, progress("Generating", len(wanted)) as advance:
-        for i, prompt in enumerate(wanted):
-            generator = torch.Generator().manual_seed(request.seed + i)
-            picture = pipe(prompt, num_inference_steps=steps, generator=generator, **options).images[0]
-            save_image(picture, output / f"{i:05d}.png")
-            images.append({"file": f"{i:05d}.png", "caption": prompt, "seed": request.seed + i})
-            _note(request, schedule, steps, started, images, guidance=request.guidance)
-            advance(1)
-    _finish(request, schedule, steps, started, images, guidance=request.guidance)
-
-
-def _text(request: Request, model: Model, schedule: Schedule | None) -> None:
-    from tenuto.samplers.masked import MaskedSampling, generate_text
-
-    if request.classes:
-        raise UsageError(f"{model.name} writes text and knows no classes: --class is not for it.")
-    if not request.prompts:
-        raise UsageError(f"{model.name} writes text: give it something to write after with --prompt.")
-    length = LENGTH if request.length is None else request.length
-    steps = _steps(request, length, schedule)
-    sampling = MaskedSampling(
-        steps=steps,
-        length=length,
-        block_length=block_length_for(length, schedule) if request.block_length is None else request.block_length,
-        temperature=request.temperature or 0.0,
-        guidance=model.architecture.guidance if request.guidance is None else request.guidance,
-        remasking=model.architecture.remasking,
-    )
-    if request.output is not None:
-        check_writable(request.output / "text.txt", reads=_read(request))
-    prompts = [prompt for prompt in request.prompts for _ in range(request.count)]
-    started = time.perf_counter()
-    written: list[dict[str, str]] = []
-    with progress("Writing", len(prompts) * steps) as advance:
-        # Batch by batch, so that Ctrl-C keeps what was finished.
-        for start, part in _parts(prompts, request.batch):
-            texts = generate_text(
-                model,
-                part,
-                schedule=schedule,
-                mode=request.mode,
-                compiled=request.compiled,
-                chat=request.chat,
-                sampling=replace(sampling, seed=request.seed + start),
-                batch=request.batch,
-                progress=advance,
-            )
-            written += [{"prompt": prompt, "text": text} for prompt, text in zip(part, texts, strict=True)]
-            if request.output is not None:
-                pieces = [f"{one['prompt']}【{one['text']}】\n" for one in written]
-                write_text(request.output / "text.txt", "\n".join(pieces))
-    seconds = time.perf_counter() - started
-    summary = _summary(request, schedule, steps, seconds, texts=written)
-    if request.output is not None:
-        write_json(request.output / "generation.json", summary)
-    if request.as_json:
-        print_json(summary)
-        return
-    for one in written:
-        out.print(f"[dim]{escape(one['prompt'])}[/]{escape(one['text'])}", soft_wrap=True)
-    say(f"{len(written)} text(s) of at most {length} tokens, {_how(schedule, steps, seconds)}")
-
-
-def _read(request: Request) -> list[str | Path]:
-    """What no output may overwrite."""
-    return [request.model, *([request.schedule_path] if request.schedule_path else [])]
-
-
-def _output(request: Request) -> Path:
-    if request.output is None:
-        raise UsageError("Name a directory for the pictures with -o.")
-    return request.output
-
-
-def _steps(request: Request, default: int, schedule: Schedule | None) -> int:
-    if request.steps is not None:
-        return request.steps
-    return schedule.steps if schedule else default
-
-
-def _parts(wanted: list[Any], batch: int) -> Iterator[tuple[int, list[Any]]]:
-    for start in range(0, len(wanted), batch):
-        yield start, wanted[start : start + batch]
-
-
-def _classes(model: Model, request: Request) -> list[int]:
-    if request.prompts:
-        raise UsageError(f"{model.name} draws classes, not captions: use --class.")
-    return [class_index(model, name) for name in request.classes] or list(range(min(model.config.classes, 10)))
-
-
-def _captions(model: Model, request: Request) -> list[str]:
-    if request.classes:
-        raise UsageError(f"{model.name} draws captions, not classes: use --prompt instead of --class.")
-    if not request.prompts:
-        raise UsageError(f'{model.name} draws captions: say which, for instance --prompt "a photo of a red car".')
-    return list(request.prompts)
-
-
-def _note(
-    request: Request, schedule: Schedule | None, steps: int, started: float, images: list[Any], **extra: Any
-) -> dict[str, Any]:
-    """Write down what was made so far, and return it."""
-    seconds = time.perf_counter() - started
-    summary = _summary(request, schedule, steps, seconds, **extra, images=images)
-    write_json(_output(request) / "generation.json", summary)
-    return summary
-
-
-def _finish(
-    request: Request, schedule: Schedule | None, steps: int, started: float, images: list[Any], **extra: Any
-) -> None:
-    summary = _note(request, schedule, steps, started, images, **extra)
-    if request.as_json:
-        print_json(summary)
-        return
-    what = "1 picture" if len(images) == 1 else f"{len(images)} pictures"
-    out.print(escape(f"{what} in {request.output} ({_how(schedule, steps, summary['seconds'])})"))
-
-
-def _summary(request: Request, schedule: Schedule | None, steps: int, seconds: float, **extra: Any) -> dict[str, Any]:
-    return provenance(
-        device=request.device,
-        model=request.model,
-        schedule=str(request.schedule_path) if request.schedule_path else None,
-        work=schedule.budget if schedule else 1.0,
-        flop_work=schedule.flop_budget if schedule else 1.0,
-        steps=steps,
-        seed=request.seed,
-        seconds=round(seconds, 3),
-        **extra,
-    )
-
-
-def _how(schedule: Schedule | None, steps: int, seconds: float) -> str:
-    work = "" if schedule is None else f", {schedule.budget:.0%} of the unit-steps computed"
-    return f"{seconds:.1f} s, {steps} steps{work}"
-
-
-def check_device(device: str) -> torch.device:
+        folder.mkdir(parents=True, exist_ok=True)
+        while not _created(lock, mine):
+            _take_over(lock, folder)
+    except OSError as error:
+        raise TenutoError(f"Cannot write {lock}: {error.strerror or error}.") from error
     try:
-        wanted = torch.device(device)
-    except RuntimeError as error:
-        raise UsageError(f"--device {device!r} is no device torch knows (cpu, cuda, cuda:1, mps).") from error
-    if wanted.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"--device {device} was asked for, but torch {torch.__version__} sees no CUDA device here.")
+        yield
+    finally:
+        with suppress(OSError):
+            lock.unlink()
+            if made:
+                folder.rmdir()  # fails, as it should, where something was made
+
+
+def _created(lock: Path, text: str) -> bool:
+    """Whether there was no lock yet, so that this one is ours."""
     try:
-        if wanted.type not in ("cpu", "cuda", "mps"):
-            raise UsageError(f"--device {device!r} is none that Tenuto computes on (cpu, cuda, mps).")
-        torch.empty(1, device=wanted)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"--device {device} cannot be used here: {first_line(error)}") from error
-    return wanted
+        with lock.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _take_over(lock: Path, folder: Path) -> None:
+    """Remove the lock of a process that is dead; refuse if the process may be alive."""
+    from tenuto.errors import TenutoError
+
+    try:
+        text = lock.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return  # its owner has just finished
+    if not _is_stale(text):
+        raise TenutoError(
+            f"Another `tenuto generate` writes into {folder}. Wait for it, or name another directory. If no such "
+            f"process exists, remove {lock}."
+        )
+    aside = lock.with_name(f"{lock.name}.stale-{os.getpid()}")
+    with suppress(FileNotFoundError):  # another process may have removed it first
+        lock.rename(aside)
+        moved = aside.read_text(encoding="utf-8", errors="replace")
+        aside.unlink()
+        if moved != text:  # that process has made a lock of its own by now: give it back
+            _created(lock, moved)
+
+
+def _is_stale(text: str) -> bool:
+    """Whether the process that wrote a lock is known to be dead: it ran on this host, and no longer does."""
+    try:
+        owner = json.loads(text)
+        process, host = int(owner["process"]), owner["host"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    if host != socket.gethostname() or os.name == "nt":  # where nobody can be asked without harm
+        return False
+    if process == os.getpid():
+        return True  # of an earlier process that had our number
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False  # it lives, and belongs to somebody else
+    return False

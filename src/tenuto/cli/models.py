@@ -1,17 +1,19 @@
-"""`tenuto models`: the architectures, what is held of each, and the models that ship."""
+"""`tenuto models`: the architectures, what can be held of each, and the models that ship."""
 
 from collections import Counter
 from typing import Any
 
-import torch
-from rich.table import Table
-
-from tenuto.cli.console import out, print_json
-from tenuto.errors import CheckpointError
-from tenuto.models import ARCHITECTURES, SHIPPED, architecture, open_model, shipped
+from tenuto.cli.app import AsJson, app
 
 
-def run(as_json: bool) -> None:
+@app.command(epilog="Example: tenuto models --json")
+def models(as_json: AsJson = False) -> None:
+    """List the architectures, what can be held of each and what stays live, and the models that ship."""
+    from rich.table import Table
+
+    from tenuto.cli.console import out, print_json
+    from tenuto.models import ARCHITECTURES, SHIPPED
+
     architectures = [_architecture(name) for name in ARCHITECTURES]
     here = [_shipped(name) for name in SHIPPED if _is_here(name)]
     if as_json:
@@ -45,6 +47,10 @@ def run(as_json: bool) -> None:
 
 
 def _architecture(name: str) -> dict[str, Any]:
+    import torch
+
+    from tenuto.models import architecture
+
     family = architecture(name)
     config = family.config()
     with torch.device("meta"):
@@ -66,6 +72,9 @@ def _architecture(name: str) -> dict[str, Any]:
 
 
 def _is_here(name: str) -> bool:
+    from tenuto.errors import CheckpointError
+    from tenuto.models import shipped
+
     try:
         return shipped(name).is_dir()
     except CheckpointError:
@@ -73,11 +82,15 @@ def _is_here(name: str) -> bool:
 
 
 def _shipped(name: str) -> dict[str, Any]:
+    from math import prod
+
+    from tenuto.models import open_model
+
     stored = open_model(name)
     return {
         "name": name,
         "architecture": stored.architecture.name,
         "asks_for": stored.architecture.asks_for,
-        "parameters": sum(torch.Size(shape).numel() for shape in stored.checkpoint.shapes.values()),
+        "parameters": sum(prod(shape) for shape in stored.checkpoint.shapes.values()),
         "units": len(stored.units),
     }

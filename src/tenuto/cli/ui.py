@@ -1,30 +1,49 @@
 """`tenuto ui`: the page in the browser."""
 
 import socket
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated, Any
 
-from tenuto.cli.console import say
-from tenuto.cli.generate import check_device
-from tenuto.errors import TenutoError
-from tenuto.models import open_model
-from tenuto.report.results import results_folder
+import typer
+
+from tenuto.cli.app import MODEL, Device, app
 
 
-def run(model: str, host: str, port: int, share: bool, results: Path | None, device: str) -> None:
-    if find_spec("gradio") is None:
-        raise TenutoError("The page needs gradio, which is not installed: pip install 'tenuto[ui]'")
+@app.command(epilog="Example: tenuto ui tiny-sdxl --port 7861")
+def ui(
+    model: Annotated[str, typer.Argument(help=MODEL)] = "tiny-dit",
+    host: Annotated[str, typer.Option(help="Address to serve on. 0.0.0.0 lets your network in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve on.")] = 7860,
+    share: Annotated[bool, typer.Option("--share", help="Also make a public link, through gradio's servers.")] = False,
+    results: Annotated[
+        Path | None, typer.Option(help="Folder with frontier.json and experiments/. Default: results.")
+    ] = None,
+    device: Device = "cpu",
+) -> None:
+    """Open a page: the map of a schedule, and pictures or text with the schedule and without.
+
+    Nothing leaves this machine unless --share is given. The page needs gradio: pip install 'tenuto\\[ui]'.
+    """
+    from tenuto.cli.app import check_device
+    from tenuto.cli.console import say
+    from tenuto.cli.extras import needs
+    from tenuto.models import open_model
+
+    needs("The page", "ui")
     check_device(device)
     _check_free(host, port)
-    open_model(model)  # or it would fail in the browser only
+    open_model(model)  # a model that cannot be opened would fail in the browser only
     from tenuto.ui.app import build, launch
 
-    page = build(model, results=results or results_folder(), device=device)
+    named: dict[str, Any] = {} if results is None else {"results": results}
+    page = build(model, device=device, **named)
     say(f"http://{host}:{port} (Ctrl-C ends it)")
     launch(page, host, port, share, quiet=True)
 
 
 def _check_free(host: str, port: int) -> None:
+    from tenuto.errors import TenutoError
+
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

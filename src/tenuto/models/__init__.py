@@ -5,6 +5,7 @@ Adding an architecture is one file beside this one and one line in ARCHITECTURES
 
 import os
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from importlib import import_module, resources
 from pathlib import Path
@@ -13,19 +14,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from tenuto.checkpoint import (
-    Checkpoint,
-    ModuleTensors,
-    check_shapes,
-    digest,
-    fingerprint,
-    fingerprint_of,
-    open_checkpoint,
-)
 from tenuto.errors import CheckpointError, TenutoError, first_line
 from tenuto.files import read_json
 from tenuto.models.architecture import Architecture, ConfigError, NoiseLevels
-from tenuto.units import Unit
+from tenuto.scheduling.schedule import Schedule
+from tenuto.scoring.checkpoint import (
+    Checkpoint,
+    ModuleTensors,
+    check_shapes,
+    fingerprint_of,
+    open_checkpoint,
+)
+from tenuto.scoring.units import Unit
 
 ARCHITECTURES = {
     "llada": "tenuto.models.llada",
@@ -71,8 +71,23 @@ class Model:
     labels: tuple[str, ...]
     units: tuple[Unit, ...]
     network: nn.Module
-    fingerprints: frozenset[str]  # of the weights as stored, and as rounded to the precision they run in
-    path: Path | None = None  # where it was loaded from
+    stored: Stored | None = None  # the checkpoint that it was loaded from, where it was
+
+    @property
+    def path(self) -> Path | None:
+        """Where it was loaded from."""
+        return None if self.stored is None else self.stored.path
+
+    @cached_property
+    def fingerprints(self) -> frozenset[str]:
+        """Of its weights as they are stored, and as they are rounded to the precision they run in. Reads them all."""
+        scored = {key for unit in self.units for key in unit.tensors()}
+        live = fingerprint_of(ModuleTensors(self.network), scored)
+        return frozenset({live} if self.stored is None else {live, fingerprint_of(self.stored.checkpoint, scored)})
+
+    def check_fits(self, schedule: Schedule) -> None:
+        """Refuse a schedule that was not made for this model."""
+        schedule.check_fits([unit.name for unit in self.units], self.name, lambda: self.fingerprints)
 
     @cached_property
     def noise(self) -> NoiseLevels | None:
@@ -117,14 +132,19 @@ def find(name: str) -> Path:
     """The place of a shipped model, a file or directory, or a model on the hub (fetched if need be)."""
     if name in SHIPPED:
         return shipped(name)
-    path = Path(name).expanduser()
-    if path.exists():
-        return path
+    try:
+        path = Path(name).expanduser()
+        if path.exists():
+            return path
+    except (OSError, RuntimeError, ValueError) as error:  # may not be read, no such home, no name of a file at all
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{name!r} cannot be opened: {why}.") from error
     if name.count("/") == 1 and not name.startswith((".", "/", "~")) and not path.suffix:
         return _from_hub(name)
+    near = get_close_matches(name, SHIPPED, 1)
     raise CheckpointError(
         f"There is no model {name!r}: it is no file or directory here, and not one of the shipped models "
-        f"({', '.join(SHIPPED)}). A hub id looks like owner/name."
+        f"({', '.join(SHIPPED)}). {f'Did you mean {near[0]}? ' if near else ''}A hub id looks like owner/name."
     )
 
 
@@ -155,6 +175,11 @@ def open_model(name: str) -> Stored:
             expected = {key: tuple(value.shape) for key, value in family.network(config).state_dict().items()}
     except ConfigError as error:
         raise ConfigError(f"The config of {checkpoint.path} makes no {family.name}: {error}.") from error
+    except (RuntimeError, TypeError, OverflowError, ValueError, MemoryError) as error:  # sizes that torch cannot count
+        raise ConfigError(
+            f"The config of {checkpoint.path} makes no {family.name}: no network can have these sizes "
+            f"({first_line(error)})."
+        ) from error
     try:
         checkpoint = checkpoint.renamed(family.stored_names(checkpoint.shapes, config))
     except KeyError as error:
@@ -174,8 +199,7 @@ def load(name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.d
     stored = open_model(str(name))
     if dtype is None and torch.device(device).type == "cpu":
         dtype = torch.float32
-    state, digests, rounded = {}, {}, False
-    scored = {key for unit in stored.units for key in unit.tensors()}
+    state = {}
     for key in stored.checkpoint.shapes:
         tensor = stored.checkpoint.read(key)
         if not tensor.is_floating_point() or tensor.dtype.itemsize == 1:
@@ -186,27 +210,12 @@ def load(name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.d
         if not torch.isfinite(tensor).all():
             raise CheckpointError(f"{stored.checkpoint.path}: the tensor {key} holds values that are NaN or infinite.")
         state[key] = tensor.to(device=device, dtype=dtype, copy=True)
-        if key in scored:
-            digests[key] = digest(tensor)
-            rounded |= dtype not in (None, tensor.dtype)
     with torch.device("meta"):
         network = stored.architecture.network(stored.config)
     network.load_state_dict(state, assign=True)
     network.to(device)  # what is not stored: tables that were computed
     network.eval().requires_grad_(False)
-    fingerprints = {fingerprint(digests)}
-    if rounded:
-        fingerprints.add(fingerprint_of(ModuleTensors(network), scored))
-    return Model(
-        stored.name,
-        stored.architecture,
-        stored.config,
-        stored.labels,
-        stored.units,
-        network,
-        frozenset(fingerprints),
-        stored.path,
-    )
+    return Model(stored.name, stored.architecture, stored.config, stored.labels, stored.units, network, stored)
 
 
 def _family(checkpoint: Checkpoint) -> Architecture:

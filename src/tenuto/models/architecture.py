@@ -5,9 +5,10 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from tenuto.errors import CheckpointError
-from tenuto.units import Unit
+from tenuto.scoring.units import Unit
 
 Shapes = Mapping[str, tuple[int, ...]]
+LARGEST = 10_000_000  # of any number in a config: vocabularies are the largest there are
 
 
 class ConfigError(CheckpointError):
@@ -85,4 +86,6 @@ def config_from_fields(config: type[Any], values: Mapping[str, Any]) -> Any:
         kind = type(getattr(config, key))
         if isinstance(value, bool) != (kind is bool) or not isinstance(value, (kind, int)):
             raise ConfigError(f"{key} should be of type {kind.__name__}, not {value!r}")
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise ConfigError(f"{key} is {value:.3g}, and no machine holds a network of that size")
     return config(**values)

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tenuto.compilation import branch_function
 from tenuto.models.architecture import Architecture, ConfigError, NoiseLevels
 from tenuto.models.layers import (
     Attention,
@@ -26,8 +25,9 @@ from tenuto.models.layers import (
     timestep_embedding,
     unpatchify,
 )
-from tenuto.residual import Deferred, Residual, plain
-from tenuto.units import Unit
+from tenuto.runtime.compilation import branch_function
+from tenuto.runtime.residual import Deferred, Residual, plain
+from tenuto.scoring.units import Unit
 
 FREQUENCIES = 256  # width of the sinusoidal timestep embedding, fixed in the reference
 

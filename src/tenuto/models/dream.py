@@ -12,7 +12,7 @@ from torch import nn
 
 from tenuto.models.architecture import Architecture, ConfigError, config_from_fields
 from tenuto.models.language import Block, LanguageNetwork, RMSNorm, block_units, check_language_config, own_fields
-from tenuto.units import Unit
+from tenuto.scoring.units import Unit
 
 CONTEXT = 2048  # tokens it was trained with, prompt and answer; its config has room for those of Qwen2.5
 # What the shared layers call its fields.

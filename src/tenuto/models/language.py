@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tenuto.compilation import at_once, branch_function
 from tenuto.models.architecture import ConfigError
-from tenuto.residual import Deferred, Residual, plain
-from tenuto.rows import Keys, places_of, take
-from tenuto.units import Component, Matrix, Unit
+from tenuto.runtime.compilation import at_once, branch_function
+from tenuto.runtime.keys import Keys
+from tenuto.runtime.positions import places_of, take
+from tenuto.runtime.residual import Deferred, Residual, plain
+from tenuto.scoring.units import Component, Matrix, Unit
 
 Memory = tuple[Keys, Tensor | None] | None
 

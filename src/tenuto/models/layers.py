@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tenuto.units import Component, Matrix
+from tenuto.scoring.units import Component, Matrix
 
 
 class PatchEmbed(nn.Module):

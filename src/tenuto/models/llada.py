@@ -11,7 +11,7 @@ from torch import nn
 
 from tenuto.models.architecture import Architecture, ConfigError, config_from_fields
 from tenuto.models.language import Block, LanguageNetwork, RMSNorm, block_units, check_language_config, own_fields
-from tenuto.units import Unit
+from tenuto.scoring.units import Unit
 
 
 @dataclass(frozen=True)

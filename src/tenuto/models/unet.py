@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from tenuto.models.architecture import Architecture, ConfigError, NoiseLevels
-from tenuto.models.attached import Attached, DiffusersConfig, frozen
-from tenuto.residual import Residual, plain
-from tenuto.units import Unit
+from tenuto.models.diffusers.attached import Attached, DiffusersConfig, frozen
+from tenuto.runtime.residual import Residual, plain
+from tenuto.scoring.units import Unit
 
 CLASS = "UNet2DConditionModel"
 ORIGINAL_PREFIX = "model.diffusion_model."
@@ -78,7 +78,7 @@ class AttachedUNet(Attached):
 
 
 def units(config: UNetConfig) -> tuple[Unit, ...]:
-    from tenuto.integrations.diffusers import units_of
+    from tenuto.models.diffusers.attachment import units_of
 
     return units_of(config.to_diffusers())
 
@@ -100,7 +100,7 @@ def infer_config(shapes: Mapping[str, tuple[int, ...]]) -> UNetConfig:
 
 
 def expected_shapes(config: UNetConfig) -> dict[str, tuple[int, ...]]:
-    from tenuto.integrations.diffusers import build
+    from tenuto.models.diffusers.attachment import build
 
     with torch.device("meta"):
         return {key: tuple(value.shape) for key, value in build(config.to_diffusers()).state_dict().items()}

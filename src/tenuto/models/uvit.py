@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tenuto.compilation import branch_function
 from tenuto.models.architecture import Architecture, ConfigError, NoiseLevels
 from tenuto.models.layers import (
     Attention,
@@ -24,8 +23,9 @@ from tenuto.models.layers import (
     timestep_embedding,
     unpatchify,
 )
-from tenuto.residual import Residual, plain
-from tenuto.units import Unit
+from tenuto.runtime.compilation import branch_function
+from tenuto.runtime.residual import Residual, plain
+from tenuto.scoring.units import Unit
 
 
 @dataclass(frozen=True)

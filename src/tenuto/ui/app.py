@@ -1,36 +1,41 @@
-"""The page itself: controls on the left; the schedule, a trial of it, the frontier and the experiments on the right.
+"""The page itself: controls on the left, the schedule and a trial of it on the right; other tabs come from elsewhere.
+
+A package that has more to show declares an entry point of the group `tenuto.tabs`: a function of the results folder,
+which builds a tab. The laboratory offers what it measured in this way. A tab whose packages are missing is left out.
 
 Nothing leaves this machine: no analytics, no fonts or scripts from elsewhere, no public link unless asked for.
 """
 
+import math
 import os
 import tempfile
-from collections.abc import Callable, Sequence
-from functools import lru_cache, wraps
-from html import escape
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported, or it has phoned home by then
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio reads it when it is imported
 
 import gradio as gr
 
-from tenuto import api
-from tenuto.cli.show import schedule_facts
-from tenuto.errors import CheckpointError, TenutoError
-from tenuto.models import SHIPPED, Model, load, open_model, shipped
-from tenuto.report.claims import HEAD, claims_table
-from tenuto.report.frontier import frontier_image, frontier_tables, models_of
-from tenuto.report.maps import COMPUTED_COLOUR, HELD_COLOUR, KIND_COLOURS, schedule_svg, scores_svg
-from tenuto.report.results import known_frontier
-from tenuto.report.texts import DIFFERS
-from tenuto.schedules import Schedule
-from tenuto.scores import Scores
-from tenuto.ui.compare import GAIN, compare_pictures, compare_texts
+from tenuto import deciding
+from tenuto.errors import CheckpointError, TenutoError, UsageError
+from tenuto.models import SHIPPED, Model, Stored, load, open_model, shipped
+from tenuto.scheduling.schedule import Schedule
+from tenuto.scoring.scores import Scores
+from tenuto.showing.escaping import in_html, one_line
+from tenuto.showing.facts import schedule_facts
+from tenuto.showing.html import facts_html, figures_html, map_html, notice_html, scores_html
+from tenuto.showing.texts import DIFFERS
+from tenuto.ui.compare import GAIN, Compared, compare_pictures, compare_texts
 
+TABS = "tenuto.tabs"
 CAPTION, PROMPT = "a red car\na horse", "The old man looked at the sea, and"
 STEPS, LENGTH, BLOCKS, CLASSES = 50, 128, 4, 6
 BUDGET, SPEEDUP = "budget", "speed-up"
+# Gradio compares an emptied number field with the slider's bounds, and Python refuses that. `given` looks instead.
+RAW: dict[str, Any] = {"preprocess": False}
 FONTS = ("system-ui", "sans-serif")
 CSS = """
 .figures { display: flex; flex-wrap: wrap; gap: .8rem; }
@@ -38,9 +43,18 @@ CSS = """
 .figures div { min-width: 8rem; }
 .figures b { display: block; font-size: 1.5rem; font-variant-numeric: tabular-nums; }
 .figures span, .facts td:first-child, .caption { opacity: .65; font-size: .85rem; }
+.verdict { margin: .8rem 0 0; font-size: 1.05rem; }
+.notice, .wrong { border-left: 4px solid #d08a2e; padding: .4rem .8rem; margin: .4rem 0; max-width: 52rem; }
+.wrong { border-color: #b3261e; }
 .drawn svg { width: 100%; height: auto; max-width: 60rem; color: var(--body-text-color); }
 .key i { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em; border-radius: 2px; }
 .facts, .facts tr, .facts td { border: none !important; padding: .1rem 1.2rem .1rem 0 !important; }
+.wide { overflow-x: auto; }
+table.rows { border: none !important; }
+.rows { font-size: .9rem; font-variant-numeric: tabular-nums; border-collapse: collapse; }
+.rows th, .rows td { text-align: left; vertical-align: top; padding: .3rem 1rem .3rem .2rem !important; }
+.rows th, .rows td, .rows tr { border: none !important; }
+.rows tr { border-bottom: 1px solid var(--border-color-primary) !important; }
 .sheet img { image-rendering: pixelated; }
 """
 
@@ -51,23 +65,32 @@ def theme() -> Any:
 
 
 def build(model: str = "tiny-dit", *, results: Path = Path("results"), device: str = "cpu") -> gr.Blocks:
-    """The page, not yet served; `results` is the folder whose frontier and experiments it shows."""
+    """The page, not yet served; `results` is the folder whose measurements other tabs show."""
     machine = Machine(device)
     with gr.Blocks(title="Tenuto", analytics_enabled=False) as page:
-        gr.Markdown("# Tenuto\nWhich residual branches are computed at which step, and what comes of it.")
-        with gr.Row():
+        gr.Markdown("# Tenuto\nThe network is evaluated at some steps, and its output is predicted at the others.")
+        with gr.Tab("Try a schedule"), gr.Row():
             with gr.Column(scale=1, min_width=300):
-                controls = _controls(machine, model)
+                controls = Controls(machine, model)
             with gr.Column(scale=3, min_width=500):
-                with gr.Tab("Schedule"):
-                    _schedule_tab(page, machine, controls)
-                with gr.Tab("Side by side"):
-                    _compare_tab(machine, controls)
-                with gr.Tab("Frontier"):
-                    _frontier_tab(results)
-                with gr.Tab("Experiments"):
-                    _experiments_tab(results / "experiments")
+                _schedule_part(machine, controls, model)
+                _compare_part(machine, controls)
+        for name, tab in _other_tabs():
+            with gr.Tab(name):
+                try:
+                    tab(results)
+                except TenutoError as error:  # a damaged file of results takes its own tab down, not the page
+                    gr.HTML(notice_html(error, "wrong"))
     return page
+
+
+def _other_tabs() -> Iterator[tuple[str, Callable[[Path], None]]]:
+    """Those that installed packages offer."""
+    for entry in sorted(entry_points(group=TABS), key=lambda entry: entry.name):
+        try:
+            yield one_line(entry.name).capitalize(), entry.load()
+        except ImportError:  # of an extra that is not installed
+            continue
 
 
 def launch(page: gr.Blocks, host: str, port: int, share: bool = False, **options: Any) -> Any:
@@ -85,37 +108,48 @@ def launch(page: gr.Blocks, host: str, port: int, share: bool = False, **options
 
 
 class Machine:
-    """What was loaded and scored, kept for the next question about the same model."""
+    """What was opened, loaded and scored, kept for the next question about the same model."""
 
     def __init__(self, device: str) -> None:
+        self._open: Callable[[str], Stored] = lru_cache(maxsize=32)(open_model)
         self.model: Callable[[str], Model] = lru_cache(maxsize=2)(lambda name: load(name, device=device))
-        self.scores: Callable[[str], Scores] = lru_cache(maxsize=8)(api.score)
-        self.asks_for: Callable[[str], str] = lru_cache(maxsize=32)(lambda name: open_model(name).architecture.asks_for)
+        self.scores: Callable[[str], Scores] = lru_cache(maxsize=8)(lambda name: deciding.score(self.opened(name)))
+        self._folder = tempfile.TemporaryDirectory(prefix="tenuto-")
 
-    def schedule(self, name: str, aim: str, budget: float, speedup: float, steps: float, blocks: float) -> Schedule:
-        options: dict[str, Any] = {"budget": budget} if aim == BUDGET else {"speedup": speedup}
+    def opened(self, name: str | None) -> Stored:
+        if not name:
+            raise UsageError("The field “Model” is empty. Name a model.")
+        return self._open(name)
+
+    def asks_for(self, name: str) -> str:
+        return self.opened(name).architecture.asks_for
+
+    def schedule(self, name: str, aim: str, budget: Any, speedup: Any, steps: Any, blocks: Any) -> Schedule:
+        options: dict[str, Any] = (
+            {"budget": given(budget, "Share of the work")}
+            if aim == BUDGET
+            else {"speedup": given(speedup, "Times as fast")}
+        )
         if self.asks_for(name) == "prompt":
-            options["blocks"] = int(blocks)
-        return api.schedule(self.scores(name), int(steps), **options)
+            options["blocks"] = int(given(blocks, "Blocks of text"))
+        return deciding.schedule(self.opened(name), int(given(steps, "Steps")), **options)
+
+    def saved(self, schedule: Schedule) -> str:
+        """The file of a schedule, of which gradio takes a copy for whoever downloads it."""
+        path = Path(self._folder.name) / "schedule.json"
+        schedule.save(path)
+        return str(path)
 
 
-def kindly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Our errors are shown as sentences on the page."""
-
-    @wraps(function)
-    def shown(*arguments: Any, **options: Any) -> Any:
-        try:
-            return function(*arguments, **options)
-        except TenutoError as error:
-            raise gr.Error(escape(str(error)), title="Not possible", print_exception=False) from error
-
-    return shown
+def given(value: Any, field: str) -> float:
+    """The number in a field; an emptied field is refused."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UsageError(f"The field “{field}” needs a number" + (", and it is empty." if value is None else "."))
+    return value
 
 
 class Controls:
     """The components on the left; `decision` are those that a schedule follows from."""
-
-    adapted: Any  # the event of their having changed with the model
 
     def __init__(self, machine: Machine, model: str) -> None:
         here = [name for name in SHIPPED if _is_here(name)]
@@ -126,7 +160,7 @@ class Controls:
             value=model,
             allow_custom_value=True,
             label="Model",
-            info="One that ships, a checkpoint's path, or a hub id",
+            info="A shipped model, the path of a checkpoint, or a hub id",
             elem_id="model",
         )
         self.aim = gr.Radio([BUDGET, SPEEDUP], value=BUDGET, label="Aim", elem_id="aim")
@@ -135,7 +169,7 @@ class Controls:
         self.steps = gr.Slider(4, 250, _steps(asks_for), step=1, label="Steps", elem_id="steps")
         self.blocks = gr.Slider(1, 16, BLOCKS, step=1, label="Blocks of text", visible=text, elem_id="blocks")
         self.length = gr.Slider(8, 256, LENGTH, step=8, label="Tokens to write", visible=text, elem_id="length")
-        classes = _classes(model) if asks_for == "class" else []
+        classes = _classes(machine.opened(model)) if asks_for == "class" else []
         self.classes = gr.Dropdown(
             classes, value=classes[:CLASSES], multiselect=True, label="Classes", visible=asks_for == "class"
         )
@@ -146,68 +180,80 @@ class Controls:
             visible=asks_for != "class",
             elem_id="words",
         )
-        self.seed = gr.Number(0, label="Seed", precision=0, minimum=0, elem_id="seed")
+        self.seed = gr.Number(0, label="Seed", precision=0, minimum=0, visible=not text, elem_id="seed")
         self.decision = [self.model, self.aim, self.budget, self.speedup, self.steps, self.blocks]
 
+        def aimed(aim: str) -> tuple[Any, Any]:
+            return gr.update(visible=aim == BUDGET), gr.update(visible=aim == SPEEDUP)
 
-def _controls(machine: Machine, model: str) -> Controls:
-    controls = Controls(machine, model)
+        self.aim.change(aimed, self.aim, [self.budget, self.speedup], show_progress="hidden")
+        self.adapted = self.model.change(  # the event after which these suit the model
+            lambda name: self._suited(machine, name),
+            self.model,
+            [self.blocks, self.length, self.classes, self.words, self.steps, self.seed],
+            show_progress="hidden",
+        )
 
-    def aimed(aim: str) -> tuple[Any, Any]:
-        return gr.update(visible=aim == BUDGET), gr.update(visible=aim == SPEEDUP)
-
-    @kindly
-    def adapted(name: str) -> list[Any]:
-        asks_for = machine.asks_for(name)
+    def _suited(self, machine: Machine, name: str) -> list[Any]:
+        try:
+            asks_for = machine.asks_for(name)
+        except TenutoError:  # of which the schedule's part speaks
+            return [gr.skip()] * 6
         text = asks_for == "prompt"
-        classes = _classes(name) if asks_for == "class" else []
-        words = gr.update(visible=asks_for != "class", label=_words_label(asks_for), value=PROMPT if text else CAPTION)
+        classes = _classes(machine.opened(name)) if asks_for == "class" else []
         return [
             gr.update(visible=text),
             gr.update(visible=text),
             gr.update(visible=asks_for == "class", choices=classes, value=classes[:CLASSES]),
-            words,
+            gr.update(visible=asks_for != "class", label=_words_label(asks_for), value=PROMPT if text else CAPTION),
             gr.update(value=_steps(asks_for)),
+            gr.update(visible=not text),
         ]
 
-    controls.aim.change(aimed, controls.aim, [controls.budget, controls.speedup], show_progress="hidden")
-    controls.adapted = controls.model.change(
-        adapted,
-        controls.model,
-        [controls.blocks, controls.length, controls.classes, controls.words, controls.steps],
-        show_progress="hidden",
-    )
-    return controls
 
+def _schedule_part(machine: Machine, controls: Controls, model: str) -> None:
+    def decided(*asked: Any) -> tuple[str, str, Any]:
+        """Facts, map and file of a schedule; or why there is none, and nothing that was there before."""
+        try:
+            schedule = machine.schedule(*asked)
+        except TenutoError as error:
+            return notice_html(error, "wrong"), "", gr.update(value=None, interactive=False)
+        advice = deciding.advice(schedule, text=machine.asks_for(asked[0]) == "prompt")
+        facts = facts_html(schedule_facts(schedule)) + (notice_html(advice) if advice else "")
+        return facts, map_html(schedule), gr.update(value=machine.saved(schedule), interactive=True)
 
-def _schedule_tab(page: gr.Blocks, machine: Machine, controls: Controls) -> None:
-    facts = gr.HTML(elem_id="facts")
-    drawn = gr.HTML(elem_classes="drawn", elem_id="map")
-    keep = gr.DownloadButton("Download schedule.json", size="sm", elem_id="download")
-    with gr.Accordion("How sensitive each unit looks from its weights", open=False):
+    def scored(name: str, is_open: bool) -> str:
+        if not is_open:
+            return ""
+        try:
+            return scores_html(machine.scores(name))
+        except TenutoError as error:
+            return notice_html(error, "wrong")
+
+    first = machine.schedule(*(one.value for one in controls.decision))  # so that the page is not blank at first
+    facts = gr.HTML(facts_html(schedule_facts(first)), elem_id="facts")
+    drawn = gr.HTML(map_html(first), elem_classes="drawn", elem_id="map")
+    download = gr.DownloadButton("Download schedule.json", machine.saved(first), size="sm", elem_id="download")
+    with gr.Accordion(
+        "How sensitive each unit looks from its weights (the default does not use this)", open=False
+    ) as more:
         bars = gr.HTML(elem_classes="drawn", elem_id="scores")
+    is_open = gr.State(False)
 
-    @kindly
-    def decide(*asked: Any) -> tuple[str, str, str, str]:
-        scores, schedule = machine.scores(asked[0]), machine.schedule(*asked)
-        if advice := api.advice(schedule, text=machine.asks_for(asked[0]) == "prompt"):
-            gr.Warning(escape(advice))
-        return _facts_html(schedule), _map_html(schedule), _saved(schedule), _bars_html(scores)
+    changed = [one.change for one in controls.decision if one is not controls.model]
+    shown: dict[str, Any] = {"inputs": controls.decision, "outputs": [facts, drawn, download], **RAW}
+    controls.adapted.then(decided, **shown, show_progress="minimal")
+    controls.adapted.then(scored, [controls.model, is_open], bars, show_progress="minimal")
+    gr.on(changed, decided, **shown, trigger_mode="always_last", show_progress="minimal")
+    # Scores read every weight, so they are computed only if somebody looks.
+    more.expand(lambda: True, None, is_open).then(scored, [controls.model, is_open], bars, show_progress="minimal")
+    more.collapse(lambda: False, None, is_open)
 
-    # A new model first changes the controls, and only if it is one.
-    controls.adapted.success(decide, controls.decision, [facts, drawn, keep, bars], show_progress="minimal")
-    gr.on(
-        [page.load, *(one.change for one in controls.decision if one is not controls.model)],
-        decide,
-        controls.decision,
-        [facts, drawn, keep, bars],
-        trigger_mode="always_last",
-        show_progress="minimal",
+
+def _compare_part(machine: Machine, controls: Controls) -> None:
+    gr.Markdown(
+        "### Side by side\nThe same request, computed in full and under the schedule. Each runs and is timed once."
     )
-
-
-def _compare_tab(machine: Machine, controls: Controls) -> None:
-    gr.Markdown("Everything computed, and the same under the schedule, from the same noise; each run and timed once.")
     start = gr.Button("Generate both", variant="primary", elem_id="generate")
     told = gr.HTML(elem_id="told", min_height=90)
     with gr.Row(visible=False) as sheets:
@@ -215,31 +261,35 @@ def _compare_tab(machine: Machine, controls: Controls) -> None:
         apart = _sheet(f"The difference, {GAIN} times amplified")
     with gr.Row(visible=False) as texts:
         full_text, held_text = _text("Everything computed"), _text("Under the schedule")
+    nothing = {told: "", sheets: gr.update(visible=False), texts: gr.update(visible=False)}
 
-    @kindly
-    def compare(*asked: Any, progress: Any = gr.Progress()) -> dict[Any, Any]:  # gradio asks for it so
+    def compared(*asked: Any, progress: Any = gr.Progress()) -> dict[Any, Any]:  # gradio asks for it so
         decision, (length, classes, words, seed) = asked[:-4], asked[-4:]
-        name, blocks = decision[0], int(decision[-1])
-        progress(0.0, desc="Loading")
-        schedule, model = machine.schedule(*decision), machine.model(name)
+        name = decision[0]
 
         def advance(run: str, done: int, total: int) -> None:
             progress((done, total), desc=run)
 
-        if machine.asks_for(name) == "prompt":
-            both = compare_texts(model, schedule, words, int(length), blocks, advance)
-            figures = [*_times(both, schedule), (f"{both.alike:.0%}", "of the tokens are the same")]
-            return {
-                told: _figures_html(figures),
-                sheets: gr.update(visible=False),
-                texts: gr.update(visible=True),
-                full_text: both.full,
-                held_text: both.scheduled,
-            }
-        wanted = classes if machine.asks_for(name) == "class" else [line for line in words.splitlines() if line.strip()]
-        drawn = compare_pictures(model, schedule, wanted, int(seed), advance)
+        progress(0.0, desc="Loading")
+        try:
+            schedule, asks_for = machine.schedule(*decision), machine.asks_for(name)
+            if asks_for == "prompt":
+                tokens = int(given(length, "Tokens to write"))
+                written = compare_texts(machine.model(name), schedule, words or "", tokens, advance)
+                return {
+                    told: _told_html(written, schedule),
+                    sheets: gr.update(visible=False),
+                    texts: gr.update(visible=True),
+                    full_text: written.full,
+                    held_text: written.scheduled,
+                }
+            lines = [line for line in (words or "").splitlines() if line.strip()]
+            wanted = classes if asks_for == "class" else lines
+            drawn = compare_pictures(machine.model(name), schedule, wanted, int(given(seed, "Seed")), advance)
+        except TenutoError as error:
+            return {**nothing, told: notice_html(error, "wrong")}
         return {
-            told: _figures_html([*_times(drawn, schedule), *_decibels(drawn.decibels)]),
+            told: _told_html(drawn, schedule),
             sheets: gr.update(visible=True),
             texts: gr.update(visible=False),
             full: drawn.full,
@@ -248,50 +298,32 @@ def _compare_tab(machine: Machine, controls: Controls) -> None:
         }
 
     start.click(
-        compare,
+        compared,
         [*controls.decision, controls.length, controls.classes, controls.words, controls.seed],
         [told, sheets, texts, full, held, apart, full_text, held_text],
         show_progress_on=told,
+        **RAW,
     )
+    # What was made with another schedule must not be taken for this one's.
+    for changed in (one.change for one in controls.decision):
+        changed(lambda: nothing, None, list(nothing), show_progress="hidden")
 
 
-def _frontier_tab(folder: Path) -> None:
-    record = known_frontier(folder)
-    if record is None:
-        path = folder / "frontier.json"
-        gr.Markdown(
-            f"Nothing has been measured yet: there is no `{path}`.\n\n"
-            f"`tenuto frontier tiny-dit -o {path}` measures it; it takes some minutes."
-        )
-        return
-    models = models_of(record)
-    chosen = gr.Dropdown(models, value=models[0], label="Model", elem_id="frontier-model")
-    image = gr.Image(
-        frontier_image(record, models[0]),
-        show_label=False,
-        interactive=False,
-        format="png",
-        buttons=["fullscreen"],
-        elem_id="frontier",
-    )
-    with gr.Accordion("Every row", open=False):
-        gr.Markdown(frontier_tables(record))
-    chosen.change(lambda model: frontier_image(record, model), chosen, image)
-
-
-def _experiments_tab(folder: Path) -> None:
-    table = claims_table(folder)
-    if table is None:
-        gr.Markdown(f"No experiment has been run yet: there is nothing in `{folder}`.")
-        return
-    gr.Dataframe(
-        [list(row) for row in table.rows], headers=list(HEAD), interactive=False, wrap=True, elem_id="experiments"
-    )
+def _told_html(compared: Compared, schedule: Schedule) -> str:
+    """Times and the verdict, and of which schedule."""
+    full = int(schedule.full_steps.sum())
+    figures = [
+        (f"{compared.speedup:.2f}×", "as fast"),
+        (f"{compared.seconds_full:.2f} s", "everything computed"),
+        (f"{compared.seconds_scheduled:.2f} s", "under the schedule"),
+        (f"{full} of {schedule.steps}", "steps compute everything"),
+    ]
+    return f'{figures_html(figures)}<p class="verdict">{in_html(compared.verdict)}</p>'
 
 
 def _sheet(caption: str) -> Any:
     with gr.Column(min_width=200):
-        gr.HTML(f'<span class="caption">{escape(caption)}</span>')
+        gr.HTML(f'<span class="caption">{in_html(caption)}</span>')
         return gr.Image(show_label=False, interactive=False, format="png", elem_classes="sheet", buttons=["fullscreen"])
 
 
@@ -306,64 +338,14 @@ def _is_here(name: str) -> bool:
         return False
 
 
-def _classes(name: str) -> list[str]:
-    stored = open_model(name)
+def _classes(stored: Stored) -> list[str]:
     return list(stored.labels) or [str(i) for i in range(min(stored.config.classes, 1000))]
 
 
 def _steps(asks_for: str) -> int:
-    """To begin with; of text, a step for two tokens."""
+    """To begin with: for text, one step for every two tokens."""
     return LENGTH // 2 if asks_for == "prompt" else STEPS
 
 
 def _words_label(asks_for: str) -> str:
     return "Captions, one a line" if asks_for == "caption" else "Text to write after"
-
-
-def _saved(schedule: Schedule) -> str:
-    folder = Path(tempfile.mkdtemp(prefix="tenuto-"))
-    schedule.save(folder / "schedule.json")
-    return str(folder / "schedule.json")
-
-
-def _facts_html(schedule: Schedule) -> str:
-    rows = "".join(
-        f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in schedule_facts(schedule).items()
-    )
-    return f'<table class="facts">{rows}</table>'
-
-
-def _map_html(schedule: Schedule) -> str:
-    key = _key_html([("computed", COMPUTED_COLOUR), ("held", HELD_COLOUR)])
-    return f"<p>One row a unit, one column a step.{key}</p>{schedule_svg(schedule)}"
-
-
-def _bars_html(scores: Scores) -> str:
-    kinds = dict.fromkeys(unit.kind for unit in scores.units)
-    key = _key_html([(kind.replace("_", "-"), KIND_COLOURS[kind]) for kind in kinds])
-    return f"<p>The SCR/Frobenius score of each residual branch, within the model.{key}</p>{scores_svg(scores)}"
-
-
-def _key_html(entries: Sequence[tuple[str, str]]) -> str:
-    marks = "".join(f'<i style="background:{colour}"></i>{name}' for name, colour in entries)
-    return f'<span class="key">{marks}</span>'
-
-
-def _figures_html(figures: Sequence[tuple[str, str]]) -> str:
-    cards = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in figures)
-    return f'<div class="figures">{cards}</div>'
-
-
-def _times(compared: Any, schedule: Schedule) -> list[tuple[str, str]]:
-    return [
-        (f"{compared.speedup:.2f}×", "as fast"),
-        (f"{compared.seconds_full:.2f} s", "everything computed"),
-        (f"{compared.seconds_scheduled:.2f} s", "under the schedule"),
-        (f"{schedule.budget:.0%}", "of unit-steps computed"),
-    ]
-
-
-def _decibels(values: Any) -> list[tuple[str, str]]:
-    if not values.isfinite().all():
-        return [("identical", "at least one picture")] if values.isfinite().any() else [("identical", "pictures")]
-    return [(f"{values.mean():.1f} dB", "PSNR to the full run"), (f"{values.min():.1f} dB", "the worst picture")]

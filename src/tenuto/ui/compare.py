@@ -8,15 +8,16 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
+from tenuto.checking import of_pictures, of_two_texts
 from tenuto.errors import UsageError
-from tenuto.executor import executor_for
-from tenuto.measure.quality import psnr
 from tenuto.models import Model
-from tenuto.report.images import difference, grid
-from tenuto.report.texts import marked, share_alike
-from tenuto.samplers.diffusion import Sampling, decode, generate, load_vae
-from tenuto.samplers.masked import MaskedSampling, generate_tokens
-from tenuto.schedules import Schedule
+from tenuto.quality import psnr
+from tenuto.runtime.executor import executor_for
+from tenuto.sampling.masked import MaskedSampling, encoded, generate_tokens, sampling_for
+from tenuto.sampling.pictures import Sampling, decode, generate, vae_of
+from tenuto.scheduling.schedule import Schedule
+from tenuto.showing.images import difference, grid
+from tenuto.showing.texts import marked
 
 GAIN = 8  # of the difference image
 COLUMNS, SIDE = 3, 128  # of a sheet of pictures: how many in a row, and about how many pixels each
@@ -30,6 +31,7 @@ Marks = list[tuple[str, str | None]]
 class Compared:
     seconds_full: float
     seconds_scheduled: float
+    verdict: str  # a sentence
 
     @property
     def speedup(self) -> float:
@@ -48,14 +50,13 @@ class Pictures(Compared):
 class Texts(Compared):
     full: Marks
     scheduled: Marks
-    alike: float  # share of positions with the same token
 
 
 def compare_pictures(
     model: Model, schedule: Schedule, asked: Sequence[Any], seed: int = 0, advance: Advance = lambda *_: None
 ) -> Pictures:
     by_class = model.architecture.asks_for == "class"
-    vae = _vae(model)
+    vae = vae_of(model)
 
     def draw(run: str, schedule: Schedule | None, steps: int) -> tuple[Tensor, float]:
         started = time.perf_counter()
@@ -75,39 +76,28 @@ def compare_pictures(
     full, seconds_full = draw("Everything computed", None, schedule.steps)
     held, seconds_held = draw("Under the schedule", schedule, schedule.steps)
     scale = max(1, SIDE // full.shape[-1])
+    decibels = psnr(held, full)
+    said = of_pictures(decibels.tolist())
     return Pictures(
         seconds_full,
         seconds_held,
+        verdict=f"{said[0].upper()}{said[1:]}.",
         full=grid(full, COLUMNS, scale),
         scheduled=grid(held, COLUMNS, scale),
         difference=grid(difference(held, full, GAIN), COLUMNS, scale),
-        decibels=psnr(held, full),
+        decibels=decibels,
     )
 
 
-def _vae(model: Model) -> Any:
-    """Of a model that draws latents, the VAE that lies beside it."""
-    if model.config.sample_shape[0] in (1, 3):
-        return None
-    beside = None if model.path is None else model.path / "vae"
-    if beside is None or not beside.is_dir():
-        raise UsageError(f"{model.name} makes latents, and there is no VAE beside it to make pictures of them.")
-    return load_vae(beside, model.device)
-
-
 def compare_texts(
-    model: Model,
-    schedule: Schedule,
-    prompt: str,
-    length: int,
-    blocks: int,
-    advance: Advance = lambda *_: None,
+    model: Model, schedule: Schedule, prompt: str, length: int, advance: Advance = lambda *_: None
 ) -> Texts:
-    if length % blocks:
-        raise UsageError(f"{length} tokens cannot be written in {blocks} blocks of equal length.")
-    sampling = MaskedSampling(steps=schedule.steps, length=length, block_length=length // blocks)
-    schedule.check_fits([unit.name for unit in model.units], model.fingerprints, model.name)
-    prompts = [model.tokenizer.encode(prompt)]
+    """In as many blocks as the schedule is made for."""
+    if length % schedule.blocks:
+        raise UsageError(f"{length} tokens cannot be written in {schedule.blocks} blocks of equal length.")
+    model.check_fits(schedule)
+    sampling = sampling_for(model, steps=schedule.steps, length=length, block_length=length // schedule.blocks)
+    prompts = encoded(model, [prompt])
 
     def write(run: str, schedule: Schedule | None, sampling: MaskedSampling) -> tuple[list[int], float]:
         started = time.perf_counter()
@@ -115,12 +105,16 @@ def compare_texts(
         tokens = generate_tokens(executor, prompts, sampling=sampling, progress=_counting(advance, run, sampling.steps))
         return tokens[0].tolist(), time.perf_counter() - started
 
-    write("Warming up", None, MaskedSampling(steps=1, length=length, block_length=length))
+    write("Warming up", None, sampling_for(model, steps=1, length=length, block_length=length))
     full, seconds_full = write("Everything computed", None, sampling)
     held, seconds_held = write("Under the schedule", schedule, sampling)
     show = model.tokenizer.decode
     return Texts(
-        seconds_full, seconds_held, marked(full, held, show), marked(held, full, show), share_alike(held, full)
+        seconds_full,
+        seconds_held,
+        verdict=of_two_texts(held, full),
+        full=marked(full, held, show),
+        scheduled=marked(held, full, show),
     )
 
 

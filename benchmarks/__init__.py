@@ -1,0 +1,1 @@
+"""Scripts that measure: `python -m benchmarks.readme --help`, and so on."""

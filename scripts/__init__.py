@@ -1,0 +1,1 @@
+"""Chores of the project: `python -m scripts.floors --help`."""

@@ -1,0 +1,39 @@
+"""`tenuto lab`: the laboratory's commands.
+
+The product never imports the laboratory. The laboratory names its app in the package's entry points, and this command
+passes everything on to that app.
+"""
+
+from typing import Annotated
+
+import typer
+
+from tenuto.cli.app import app
+
+GROUP = "tenuto.commands"
+ASIDE = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+@app.command(context_settings=ASIDE, add_help_option=False, epilog="Example: tenuto lab --help")
+def lab(arguments: Annotated[list[str] | None, typer.Argument(metavar="COMMAND …", show_default=False)] = None) -> None:
+    """The laboratory: rivals, frontiers, speed, full-size evaluation, and the paper's experiments."""
+    from importlib.metadata import entry_points
+
+    from tenuto.cli.extras import EXTRAS
+    from tenuto.errors import TenutoError
+
+    found = next(iter(entry_points(group=GROUP, name="lab")), None)
+    if found is None:
+        raise TenutoError(
+            "The laboratory is not installed: pip install 'tenuto[lab]'. In a checkout that is not installed, "
+            "`python -m tenuto_lab` does the same."
+        )
+    try:
+        laboratory = found.load()
+    except ImportError as error:
+        needed = (error.name or "").partition(".")[0]
+        extra = "eval" if needed in EXTRAS["eval"] else "lab"
+        raise TenutoError(f"The laboratory cannot be loaded ({error}): pip install 'tenuto[{extra}]'") from error
+    status = laboratory(args=arguments or [], prog_name="tenuto lab", standalone_mode=False)
+    if isinstance(status, int):
+        raise typer.Exit(status)

@@ -1,0 +1,82 @@
+"""`tenuto score`: a score for every unit of a checkpoint, from its weights."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tenuto.cli.app import AsJson, Device, ModelName, app
+
+if TYPE_CHECKING:
+    from tenuto.models import Stored
+    from tenuto.scoring.scores import Scores
+
+
+@app.command(epilog="Example: tenuto score tiny-dit -o scores.json")
+def score(
+    model: ModelName,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the score file here.")] = None,
+    eta: Annotated[float, typer.Option(help="η, the regulariser of the spectral concentration ratio.")] = 1e-6,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Score every unit of a checkpoint from its weights. Tensors are read one by one, and no model is built."""
+    from tenuto.cli.app import check_device
+    from tenuto.cli.console import print_json, say
+    from tenuto.deciding import journal_of
+    from tenuto.errors import CheckpointError
+    from tenuto.files import check_writable
+    from tenuto.models import open_model
+    from tenuto.scoring.scores import to_json
+
+    place, stored, journal = check_device(device), open_model(model), None
+    if output is not None:
+        check_writable(output, reads=[stored.path])
+    if output is not None and (output.is_file() or not output.exists()):
+        # A large checkpoint takes minutes. The journal beside the score file keeps finished tensors if this ends early.
+        journal = journal_of(output.with_name(f"{output.name}.journal"), stored, eta)
+    try:
+        scores = score_with_progress(stored, eta=eta, device=place, journal=journal)
+    except CheckpointError:
+        if journal:
+            journal.done()  # the same weights would fail again
+        raise
+    if output is not None:
+        scores.save(output)
+    if journal:
+        journal.done()
+    if as_json:
+        print_json(to_json(scores))
+    else:
+        print_scores(scores)
+    if output is not None:
+        say(f"Wrote {output}")
+
+
+def score_with_progress(stored: "Stored", **options: Any) -> "Scores":
+    from tenuto import deciding
+    from tenuto.cli.console import progress
+
+    keys = {key for unit in stored.units for key in unit.tensors()}
+    with progress(f"Scoring {stored.name}", len(keys)) as advance:
+        return deciding.score(stored, progress=lambda key: advance(1), **options)
+
+
+def print_scores(scores: "Scores") -> None:
+    from rich.table import Table
+
+    from tenuto.cli.console import clean, counted, out, quoted
+
+    title = f"{quoted(scores.model)}: {counted(len(scores.units), 'unit')}"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("unit", no_wrap=True, min_width=max(len(clean(unit.name)) for unit in scores.units))
+    table.add_column("kind")
+    for name in ("matrices", "raw q̃", "score Λ̂", "GFLOPs"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for unit in scores.units:
+        matrices = sum(len(part.spectra) for part in unit.components)
+        bar = "█" * round(unit.score * 20)
+        cells = f"{unit.raw:.4g}", f"{unit.score:.4f}", f"{unit.flops / 1e9:.3g}"
+        table.add_row(quoted(unit.name), quoted(unit.kind), str(matrices), *cells, f"[cyan]{bar}[/]")
+    out.print(table)

@@ -1,0 +1,194 @@
+"""The two decisions of the package as functions: score a model's units, and schedule what is computed when."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from tenuto import __version__
+from tenuto.errors import UsageError
+from tenuto.journal import Journal
+from tenuto.models import ARCHITECTURES, Model, Stored, architecture, open_model
+from tenuto.models.architecture import Architecture
+from tenuto.scheduling.lifetimes import lifetimes
+from tenuto.scheduling.refresh import FEW, refresh
+from tenuto.scheduling.rewrite import rewrite
+from tenuto.scheduling.schedule import Schedule
+from tenuto.scoring.checkpoint import ModuleTensors
+from tenuto.scoring.scores import Progress, Scores, score_tensors, silent
+from tenuto.scoring.spectrum import ETA
+from tenuto.scoring.units import WHOLE, Subject, Unscored
+
+Policy = Literal["refresh", "rewrite", "lifetimes"]
+
+
+@dataclass(frozen=True)
+class PolicyKind:
+    """One way to decide: the function, its options besides steps and budget, and whether it reads scores."""
+
+    make: Callable[..., Schedule]
+    options: tuple[str, ...]
+    reads_scores: bool = False
+
+
+POLICIES: Mapping[str, PolicyKind] = {
+    "refresh": PolicyKind(refresh, ("every", "opening", "closing", "predict", "keep", "correction")),
+    "rewrite": PolicyKind(rewrite, ("every", "blocks", "rows", "held")),
+    "lifetimes": PolicyKind(lifetimes, ("tau", "min_lifetime", "predict", "keep"), reads_scores=True),
+}
+
+
+def score(
+    model: Model | Stored | str | Path | Any,
+    *,
+    eta: float = ETA,
+    device: str | torch.device | None = None,
+    progress: Progress = silent,
+    journal: Journal | None = None,
+) -> Scores:
+    """The score of every unit: of a loaded model, or of a checkpoint (name, path, hub id) without building it.
+
+    A diffusers pipeline, or its denoiser (a UNet2DConditionModel, a FluxTransformer2DModel, …), is scored as it is,
+    with the adapters that are switched on, and dequantised.
+
+    In a `journal` (see `journal_of`) finished tensors are noted, so that an interrupted call goes on where it stopped.
+    """
+    if not 0 < eta < math.inf:
+        raise UsageError(f"η must be positive and finite, not {eta}.")
+    if isinstance(model, str | Path):
+        model = open_model(str(model))
+    if not isinstance(model, Model | Stored):
+        return _score_denoiser(model, eta=eta, device=device, progress=progress)
+    return score_tensors(
+        model.checkpoint if isinstance(model, Stored) else ModuleTensors(model.network),
+        model.units,
+        model=model.name,
+        architecture=model.architecture.name,
+        eta=eta,
+        device=device,
+        progress=progress,
+        journal=journal,
+    )
+
+
+def _score_denoiser(target: Any, **options: Any) -> Scores:
+    from tenuto.models.diffusers.attachment import units_in
+    from tenuto.models.diffusers.denoisers import denoiser_of
+    from tenuto.models.diffusers.live_weights import LiveTensors
+
+    denoiser = denoiser_of(target)
+    name, units = type(denoiser).__name__, units_in(denoiser)
+    tensors = LiveTensors(denoiser, [key for unit in units for key in unit.tensors()])
+    return score_tensors(tensors, units, model=name, architecture=name, **options)
+
+
+def journal_of(path: Path, stored: Stored, eta: float) -> Journal:
+    """Where to note the scoring of a checkpoint; another checkpoint's, η's or version's notes do not count."""
+    files = stored.checkpoint.files_seen()
+    return Journal(path, {"version": __version__, "model": stored.name, "eta": eta, "files": files})
+
+
+def subject_of(source: Any) -> Subject:
+    """What a schedule is made for: scores, or a model's units. No weight is read for it."""
+    if isinstance(source, Scores | Unscored):
+        return source
+    if isinstance(source, str | Path):
+        source = open_model(str(source))
+    if isinstance(source, Model | Stored):
+        return Unscored(source.name, source.architecture.name, source.units)
+    from tenuto.models.diffusers.attachment import units_in
+    from tenuto.models.diffusers.blocks import DENOISERS
+    from tenuto.models.diffusers.denoisers import denoiser_of
+
+    denoiser = denoiser_of(source)
+    units = units_in(denoiser) if isinstance(denoiser, tuple(DENOISERS)) else (WHOLE,)
+    return Unscored(type(denoiser).__name__, type(denoiser).__name__, units)
+
+
+def schedule(
+    source: Subject | Model | Stored | str | Path | Any,
+    steps: int,
+    *,
+    budget: float | None = None,
+    speedup: float | None = None,
+    policy: Policy | None = None,
+    **options: Any,
+) -> Schedule:
+    """A schedule for `steps` network evaluations. The budget, or the speed-up, is all that need be said.
+
+    source   a model: anything that `score` takes, or its scores. Only lifetimes reads scores; it computes them if a
+             model is given
+    budget   share of unit-steps to compute; by default 0.25 (of lifetimes: what tau = 1 gives)
+    speedup  how many times as fast as full inference, instead of a budget
+    policy   refresh: everything computed again every few steps and extrapolated in between; the default for pictures
+             rewrite: the same for text, and held units computed at the positions that matter; the default for text
+             lifetimes: the paper's, each unit computed until its lifetime ends and then held for good
+    options  of the policy, instead of what it would choose: every, opening, closing, predict, keep and correction of
+             refresh; every, blocks, rows and held of rewrite; tau, min_lifetime, predict and keep of lifetimes
+    """
+    subject = subject_of(source)
+    family = family_of(subject)
+    text = family is not None and family.asks_for == "prompt"
+    policy = policy or ("rewrite" if text else "refresh")
+    if policy not in POLICIES:
+        raise UsageError(f"The policy is one of {', '.join(POLICIES)}, not {policy!r}.")
+    kind = POLICIES[policy]
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given:
+        if name not in kind.options:
+            owners = [other for other, one in POLICIES.items() if name in one.options]
+            belongs = f"belongs to the policy {' or '.join(owners)}" if owners else "is an option of no policy"
+            raise UsageError(f"{name} {belongs}, not to {policy}." if owners else f"{name} {belongs}.")
+    if policy == "rewrite" and not text:
+        raise UsageError(f"rewrite is for language models, and {subject.model} draws; take refresh.")
+    if speedup is not None:
+        if budget is not None:
+            raise UsageError("Give a budget or a speed-up, not both: one follows from the other.")
+        free = policy == "refresh" and given.get("keep", "output") == "output"  # steps in between cost nothing
+        budget = budget_for(speedup, 0.0 if free or family is None else family.held_time)
+    if budget is not None:
+        given["budget"] = budget
+    if kind.reads_scores and not isinstance(subject, Scores):
+        subject = score(source)
+    return kind.make(subject, steps, **given)
+
+
+def budget_for(speedup: float, held_time: float) -> float:
+    """The share of the work that is left, if what is never held takes this share of the time."""
+    if isinstance(speedup, bool) or not isinstance(speedup, int | float) or not 1 <= speedup < math.inf:
+        raise UsageError(f"A speed-up is a number from 1 on, not {speedup!r}.")
+    budget = (1 / speedup - held_time) / (1 - held_time)
+    if budget <= 0:
+        raise UsageError(
+            f"It cannot become {speedup:g} times as fast: what is never held takes {held_time:.0%} of the time, so "
+            f"less than {1 / held_time:.1f} times is there to be had."
+        )
+    return budget
+
+
+def family_of(subject: Subject) -> Architecture | None:
+    """The architecture of a subject, by its own name or diffusers'; None if it is not known."""
+    if subject.architecture in ARCHITECTURES:
+        return architecture(subject.architecture)
+    known = map(architecture, ARCHITECTURES) if subject.architecture[:1].isupper() else ()  # as diffusers' classes are
+    return next((one for one in known if subject.architecture in one.class_names), None)
+
+
+def advice(made: Schedule, text: bool) -> str | None:
+    """What to say of a schedule that would be sold for more than it is."""
+    idle = int((~made.active).all(axis=0).sum())
+    if text and made.rows == "none" and idle:
+        return (
+            f"At {idle} of {made.steps} steps every unit is held. A language model has no timestep to tell those steps "
+            f"apart, so this is the same as taking {made.steps - idle} steps: take those, or compute some rows."
+        )
+    refreshes = int(made.full_steps.sum())
+    if not text and idle and refreshes < FEW:
+        return (
+            f"Only {refreshes} of {made.steps} steps compute everything, which is too few to extrapolate from: "
+            f"a good solver with {max(refreshes, 5)} to {2 * FEW} full steps (dpm++) may serve you better."
+        )
+    return None

@@ -1,1 +1,0 @@
-"""Evaluation at full size: samples made by many processes, and what they are worth."""

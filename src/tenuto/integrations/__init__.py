@@ -1,1 +1,0 @@
-"""Other people's code, brought to the package's seam."""

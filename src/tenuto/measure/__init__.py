@@ -1,1 +1,0 @@
-"""Measures of what holding costs and gains: quality, drift and time."""

@@ -1,0 +1,1 @@
+"""diffusers' own denoisers, their residual additions brought to the seam."""

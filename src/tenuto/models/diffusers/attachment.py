@@ -1,0 +1,142 @@
+"""A diffusers denoiser at the seam.
+
+    attachment = attach(pipe.unet)
+    with attachment.using(residual):
+        pipe.unet(…)
+    attachment.detach()
+
+Only instances are touched: a block gets a `forward` of its own that does what its class does, with each residual
+addition going through the seam, and loses it again on `detach`.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any
+
+import torch
+from diffusers import Transformer2DModel
+from diffusers.models.attention import BasicTransformerBlock
+from diffusers.models.resnet import ResnetBlock2D
+from torch import Tensor, nn
+
+from tenuto.errors import TenutoError, UsageError
+from tenuto.models.architecture import ConfigError
+from tenuto.models.diffusers import transformer_blocks
+from tenuto.models.diffusers.blocks import DENOISERS, sites_of
+from tenuto.models.diffusers.sites import Forward, Site
+from tenuto.runtime.residual import Branch, Residual, SeamForward, plain
+from tenuto.scoring.units import Unit
+
+KNOWN_BLOCKS = (BasicTransformerBlock, ResnetBlock2D, Transformer2DModel, *transformer_blocks.BLOCKS)
+
+
+class Attachment:
+    """A denoiser at the seam, from `attach` to `detach`; it runs as ever unless told to use another residual."""
+
+    def __init__(self, module: nn.Module, sites: tuple[Site, ...]) -> None:
+        self.module = module
+        self.units = tuple(unit for site in sites for unit in site.units)
+        self._residuals: dict[int, Residual] = {}  # by thread: two may run the module at once, each its own way
+        # Partials rather than closures: a copy of an attached module then runs its own blocks, not the original's.
+        self._forwards = [(site, SeamForward(site.forward, site.block, site.name, self._seam)) for site in sites]
+        for site, forward in self._forwards:
+            vars(site.block)[_slot(site)] = forward
+
+    def _seam(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
+        return self._residuals.get(get_ident(), plain)(unit, h, branch, gate)
+
+    @contextmanager
+    def using(self, residual: Residual) -> Iterator[None]:
+        """Within the block, residual additions of the module go through `residual`."""
+        if not self._forwards:
+            raise UsageError(f"This {type(self.module).__name__} was detached; attach it again to use a residual.")
+        me = get_ident()
+        before = self._residuals.get(me)
+        self._residuals[me] = residual
+        try:
+            yield
+        finally:
+            if before is None:
+                del self._residuals[me]
+            else:
+                self._residuals[me] = before
+
+    def run(self, call: Forward, residual: Residual, *args: Any, **kwargs: Any) -> Any:
+        """call(…), the module's residual additions going through `residual`."""
+        with self.using(residual):
+            return call(*args, **kwargs)
+
+    def detach(self) -> None:
+        """Leave the module as it was found."""
+        if not self._forwards:
+            raise UsageError(f"This {type(self.module).__name__} was detached before.")
+        for site, forward in self._forwards:
+            if vars(site.block).get(_slot(site)) is not forward:
+                raise UsageError(
+                    f"The {site.method} of {site.path} was replaced after it was attached, and cannot be restored "
+                    "before that replacement is taken away."
+                )
+        for site, _ in self._forwards:
+            if (slot := _slot(site)) == site.method:
+                del vars(site.block)[slot]
+            else:
+                vars(site.block)[slot] = getattr(type(site.block), site.method).__get__(site.block)
+        self._forwards = []
+
+
+def attach(module: nn.Module) -> Attachment:
+    """Bring a denoiser's blocks to the seam; nothing it computes changes by that."""
+    sites = sites_of(module)
+    for site in sites:
+        if _slot(site) in vars(site.block) and not _hooked(site):
+            raise UsageError(
+                f"The {site.method} of {site.path} is replaced already, by an earlier attach or by another library's "
+                "hook. Detach that first."
+            )
+        if type(site.block).forward not in [block.forward for block in KNOWN_BLOCKS]:
+            raise TenutoError(
+                f"{site.path} is a {type(site.block).__name__} with a forward of its own, not diffusers' block."
+            )
+    return Attachment(module, sites)
+
+
+def _slot(site: Site) -> str:
+    """Where a block keeps the forward that runs: behind accelerate's hook, where it has one."""
+    behind = site.method == "forward" and "_old_forward" in vars(site.block)
+    return "_old_forward" if behind else site.method
+
+
+def _hooked(site: Site) -> bool:
+    """Whether all that replaces the block's forward is accelerate's hook."""
+    behind = vars(site.block).get("_old_forward")
+    return site.method == "forward" and getattr(behind, "__func__", None) is type(site.block).forward
+
+
+def units_of(config: Mapping[str, Any]) -> tuple[Unit, ...]:
+    """The units of the denoiser that a diffusers config describes, in the order they run; no weights are needed.
+
+    Costs are for the config's own sample size and, in cross-attention, for 77 text tokens.
+    """
+    with torch.device("meta"):
+        return tuple(unit for site in sites_of(build(config)) for unit in site.units)
+
+
+def build(config: Mapping[str, Any]) -> nn.Module:
+    """The denoiser that a diffusers config describes, on the current default device."""
+    kind = config.get("_class_name", "UNet2DConditionModel")
+    if kind == "Transformer2DModel" and config.get("norm_type") == "ada_norm_zero":
+        kind = "DiTTransformer2DModel"  # how the first published DiT pipelines call it
+    kinds: dict[str, Any] = {denoiser.__name__: denoiser for denoiser in DENOISERS}
+    if kind not in kinds:
+        raise TenutoError(f"A {kind} cannot be brought to the seam; one of these can: {', '.join(kinds)}.")
+    try:
+        network: nn.Module = kinds[kind].from_config(dict(config))
+        return network
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        raise ConfigError(f"diffusers can make no {kind} of it ({error})") from error
+
+
+def units_in(denoiser: nn.Module) -> tuple[Unit, ...]:
+    """The units of a live denoiser, in the order they run."""
+    return tuple(unit for site in sites_of(denoiser) for unit in site.units)

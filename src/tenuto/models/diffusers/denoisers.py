@@ -1,0 +1,32 @@
+"""Which parts of a pipeline are denoisers."""
+
+from typing import Any
+
+from diffusers import DiffusionPipeline
+from torch import nn
+
+from tenuto.errors import TenutoError, UsageError
+
+
+def denoiser_of(target: Any) -> nn.Module:
+    """A pipeline's denoiser, or the denoiser itself, without what torch.compile wraps it in."""
+    if isinstance(target, nn.Module):
+        return uncompiled(target)
+    if isinstance(target, DiffusionPipeline):
+        return uncompiled(getattr(target, names_in(target)[0]))
+    raise UsageError(f"A model, its name or path, or a diffusers pipeline is needed, not a {type(target).__name__}.")
+
+
+def names_in(pipeline: DiffusionPipeline) -> list[str]:
+    """What a pipeline calls its denoisers; most have one."""
+    names = [name for name in ("unet", "transformer", "transformer_2") if getattr(pipeline, name, None) is not None]
+    if not names:
+        raise TenutoError(f"A {type(pipeline).__name__} has neither a unet nor a transformer to schedule.")
+    return names
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module that torch.compile(module) wrapped, or the module."""
+    inner = getattr(module, "_orig_mod", module)
+    assert isinstance(inner, nn.Module)
+    return inner

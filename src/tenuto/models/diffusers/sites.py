@@ -1,0 +1,73 @@
+"""Where the units of diffusers' denoisers are: the blocks that hold them, and what each unit is made of and costs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from diffusers.models.attention import _chunked_feed_forward
+from torch import Tensor, nn
+
+from tenuto.scoring.units import Component, Matrix, Unit
+
+TEXT_TOKENS = 77  # of CLIP's prompts, which the cost of cross-attention is counted for
+
+PROJECTIONS = ("to_q", "to_k", "to_v", "to_out.0")
+ADDED_PROJECTIONS = ("add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")  # of the text in joint attention
+
+Forward = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One block that holds units, and its forward, written against the seam."""
+
+    path: str
+    name: str  # what its units' names begin with
+    block: nn.Module
+    units: tuple[Unit, ...]  # none: it is a live part, which runs better written otherwise
+    forward: Forward  # (block, name, residual, *what the block is called with)
+    method: str = "forward"  # that it takes the place of
+
+
+def attention_unit(
+    name: str,
+    path: str,
+    *,
+    width: int,
+    inner: int,
+    heads: int,
+    tokens: int,
+    context: int | None = None,
+    context_width: int | None = None,
+    joint: int = 0,
+    projections: tuple[str, ...] = PROJECTIONS,
+) -> Unit:
+    """One attention.
+
+    width, tokens           of the stream it is added to, and how many positions that has
+    context, context_width  of what keys and values are made of; None: of the stream itself
+    joint                   positions of another stream, whose keys and values are read besides
+    """
+    matrices = {role: Matrix.whole(f"{path}.{part}.weight") for role, part in zip("qkvo", projections, strict=True)}
+    read = tokens if context is None else context
+    flops = 2 * tokens * width * inner * 2 + 2 * read * (context_width or width) * inner * 2
+    kind = "attention" if context is None else "cross_attention"
+    component = Component(kind, matrices, head_dim=inner // heads)  # type: ignore[arg-type]
+    return Unit(name, (component,), float(flops + 4 * tokens * (read + joint) * inner))
+
+
+def mlp_unit(name: str, path: str, feed_forward: Any, tokens: int) -> Unit:
+    first, last = feed_forward.net[0].proj, feed_forward.net[2]
+    matrices = {  # a gated one's input projection is value and gate stacked, as it should be
+        "w1": Matrix.whole(f"{path}.net.0.proj.weight"),
+        "w2": Matrix.whole(f"{path}.net.2.weight"),
+    }
+    flops = 2 * tokens * (first.in_features * first.out_features + last.in_features * last.out_features)
+    return Unit(name, (Component("mlp", matrices),), float(flops))
+
+
+def run_feed_forward(block: Any, feed_forward: nn.Module, x: Tensor) -> Tensor:
+    """A block's feed-forward, in chunks where the block was told so."""
+    if getattr(block, "_chunk_size", None) is None:
+        return feed_forward(x)
+    return _chunked_feed_forward(feed_forward, x, block._chunk_dim, block._chunk_size)

@@ -1,0 +1,202 @@
+"""One denoiser of an enabled pipeline: its schedules, and what runs them."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from torch import nn
+
+from tenuto import deciding
+from tenuto.errors import ScheduleError, UsageError
+from tenuto.models.diffusers.attachment import Attachment, attach, units_in
+from tenuto.models.diffusers.blocks import DENOISERS, sites_of
+from tenuto.models.diffusers.denoisers import uncompiled
+from tenuto.models.diffusers.live_weights import LiveTensors, weights_seen
+from tenuto.pipelines.wrapping import COMPILED, Replacement, is_compiled, through
+from tenuto.runtime.course import Course
+from tenuto.runtime.executor import Executor, Executors, Generation, Mode
+from tenuto.runtime.residual import Residual
+from tenuto.scheduling.schedule import Schedule
+from tenuto.scoring.checkpoint import fingerprint_of
+from tenuto.scoring.units import WHOLE, Subject, Unit, Unscored
+
+FEW_STEPS = 6  # up to which there is nothing to hold: each step differs too much from the next
+KEPT = 8  # executors, of numbers of steps and lanes
+
+OnChange = Literal["rescore", "refuse"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for."""
+
+    given: Schedule | None
+    budget: float | None
+    speedup: float | None
+    policy: deciding.Policy | None
+    options: dict[str, Any]
+    mode: Mode
+    compiled: bool
+    on_change: OnChange
+    check_weights: bool
+
+    def schedule(self, subject: Subject, steps: int) -> Schedule:
+        return deciding.schedule(
+            subject, steps, budget=self.budget, speedup=self.speedup, policy=self.policy, **self.options
+        )
+
+    @property
+    def ranked(self) -> bool:
+        """Whether it takes a score of each unit."""
+        kind = deciding.POLICIES.get(self.policy or "refresh")
+        return self.given is None and kind is not None and kind.reads_scores
+
+    @property
+    def holds_units(self) -> bool:
+        """Whether it says something of single units, so that those must be known."""
+        kept = self.given.keep if self.given is not None else self.options.get("keep", "output")
+        return self.ranked or kept != "output"
+
+
+def foreign_hand(module: nn.Module) -> str | None:
+    """Who runs a denoiser's blocks in a way of their own, if somebody does."""
+    if is_compiled(module):
+        return "was compiled by torch.compile"
+    inner = uncompiled(module)
+    if isinstance(inner, tuple(DENOISERS)) and any(hasattr(site.block, "_diffusers_hook") for site in sites_of(inner)):
+        return "has hooks of diffusers on its blocks (group offloading, casting, a cache)"
+    return None
+
+
+class Denoiser:
+    """Only where single units are held are they listed, and the network's blocks brought to the seam."""
+
+    def __init__(self, outer: nn.Module, name: str, request: Request, warn: Callable[[str], None]) -> None:
+        """outer: what the pipeline calls."""
+        self.name = name
+        self.outer = outer
+        self.module = uncompiled(outer)
+        self.units: tuple[Unit, ...] = units_in(self.module) if request.holds_units else ()
+        self.request = request
+        self.attachment: Attachment | None = None
+        self.executors = Executors(self._executor, KEPT)
+        self._warn = warn
+        self._schedules: dict[int, Schedule | None] = {}  # by number of evaluations
+        self._call: Callable[..., Any]  # of the denoiser as it was
+        if isinstance(vars(outer).get(COMPILED), Replacement):
+            raise UsageError(f"The {name} is enabled already, here or in another pipeline; disable that one first.")
+        self._compiled = is_compiled(outer)
+        self._foreign = foreign_hand(outer)  # in its blocks, which then cannot be brought to the seam
+        self._decide()
+
+    @property
+    def kind(self) -> str:
+        return type(self.module).__name__
+
+    def _decide(self) -> None:
+        """Look at the weights, as far as the policy asks for it, and at the request."""
+        self.seen = weights_seen(self.module)
+        request = self.request
+        self.subject: Subject = Unscored(self.kind, self.kind, self.units or (WHOLE,))
+        if request.ranked:
+            self.subject = deciding.score(self.module)
+        if request.given is not None:
+            self._check_fits(request.given)
+        example = request.given or request.schedule(self.subject, 50)  # which refuses what makes no sense
+        if self._foreign and request.holds_units:
+            raise UsageError(
+                f"The {self.name} {self._foreign}, so only its output can be held, not each unit. Undo that, or leave "
+                "keep and policy out."
+            )
+        if self._foreign and (request.compiled or request.mode not in ("auto", "skip")):
+            raise UsageError(f"The {self.name} {self._foreign}: leave mode and compiled out.")
+        self._executor(example, request.mode, request.compiled)  # likewise
+
+    def _check_fits(self, given: Schedule) -> None:
+        """Refuse a schedule of another model; one that names no units fits every model."""
+        if given.keep == "output" and (given.units == (WHOLE.name,) or not isinstance(self.module, tuple(DENOISERS))):
+            return
+        units = self.units or units_in(self.module)
+        keys = [key for unit in units for key in unit.tensors()]
+
+        def fingerprints() -> set[str]:
+            if not self.request.check_weights:
+                return {str(given.fingerprint)}
+            return {fingerprint_of(LiveTensors(self.module, keys), keys)}
+
+        remedy = f"tenuto.schedule(pipe, steps={given.steps})"
+        given.check_fits([unit.name for unit in units], f"this {self.kind}", fingerprints, remedy)
+
+    def enter(self, stack: ExitStack, evaluate: Callable[..., Any]) -> None:
+        """Take the place of the denoiser's calls, until the stack is closed."""
+        seam = isinstance(self.module, tuple(DENOISERS)) and self._foreign is None
+        if self.request.holds_units or (seam and self.request.compiled):
+            self.attachment = attach(self.module)
+            stack.callback(self.attachment.detach)
+        stack.callback(self.executors.clear)
+        stack.enter_context(through(self.outer, partial(evaluate, self)))
+        self._call = vars(self.outer)[COMPILED].original
+
+    def check(self, current: nn.Module) -> None:
+        """At the beginning of a generation: that this is still what was enabled, and with the same weights."""
+        ours = isinstance(vars(self.outer).get(COMPILED), Replacement)
+        if current is not self.outer or not ours or is_compiled(self.outer) != self._compiled:
+            raise UsageError(
+                f"The {self.name} was exchanged or compiled after the pipeline was enabled. Disable the pipeline, and "
+                "enable it again."
+            )
+        if weights_seen(self.module) == self.seen:
+            return
+        if self.request.on_change == "refuse":
+            raise ScheduleError(
+                f"The weights of the {self.name} were changed since the pipeline was enabled. Enable it again, or with "
+                "on_change='rescore'."
+            )
+        self.executors.clear()
+        self._schedules.clear()
+        self._decide()
+
+    def schedule_for(self, steps: int, first: int = 0) -> Schedule | None:
+        """For so many evaluations, of a longer loop those from `first` on; None means all of them in full."""
+        given = self.request.given
+        if given is not None:
+            if given.steps == steps:
+                return given
+            if first + steps <= given.steps:
+                return given.part(first, steps)
+            self._warn(
+                f"The schedule that was given is for {given.steps} evaluations of the {self.name}, and {steps} are "
+                "left here: they are computed in full. A budget makes a schedule for any number."
+            )
+            return None
+        if steps not in self._schedules:
+            self._schedules[steps] = self._made(steps)
+        return self._schedules[steps]
+
+    def _made(self, steps: int) -> Schedule | None:
+        made = self.request.schedule(self.subject, steps)
+        if made.active.all() or steps > FEW_STEPS:
+            if (advice := deciding.advice(made, text=False)) is not None:
+                self._warn(advice)
+            return made
+        return None
+
+    def executor(self, schedule: Schedule, lane: int) -> Executor:
+        """Lanes share one where nothing is kept but outputs, which are the generation's and not the executor's."""
+        shared = 0 if schedule.keep == "output" else lane
+        return self.executors.get(schedule, self.request.mode, self.request.compiled, shared)
+
+    def start(self, schedule: Schedule, lane: int, course: Course | None) -> Generation:
+        return self.executor(schedule, lane).start(course)
+
+    def _executor(self, schedule: Schedule, mode: Mode, compiled: bool) -> Executor:
+        if self._foreign and mode == "auto":
+            mode = "skip"
+        return Executor(self._network, schedule, mode=mode, compiled=compiled, module=self.module)
+
+    def _network(self, *args: Any, residual: Residual, **kwargs: Any) -> Any:
+        if self.attachment is None:
+            return self._call(*args, **kwargs)
+        return self.attachment.run(self._call, residual, *args, **kwargs)

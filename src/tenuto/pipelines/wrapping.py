@@ -1,0 +1,69 @@
+"""Taking the place of a method of one instance, and giving it back; and whether torch.compile was there before."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import update_wrapper
+from typing import Any
+
+from torch import nn
+
+from tenuto.models.diffusers.denoisers import uncompiled
+
+COMPILED = "_compiled_call_impl"  # where torch keeps a module's compiled call, and calls it
+
+
+class Replacement:
+    """owner.name(…), as long as it is wrapper(owner.name, …). A copy of the owner gets its own method back."""
+
+    def __init__(self, owner: Any, name: str, original: Callable[..., Any], wrapper: Callable[..., Any]) -> None:
+        update_wrapper(self, original)  # diffusers asks for a method's arguments before it calls it
+        self.original = original
+        self._owner, self._name, self._wrapper = owner, name, wrapper
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._wrapper(self.original, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        twin = memo.get(id(self._owner))
+        return self if twin is None else getattr(type(twin), self._name).__get__(twin)
+
+
+@contextmanager
+def wrapped(owner: Any, name: str, wrapper: Callable[..., Any], original: Any = None) -> Iterator[None]:
+    """Within the block, owner.name(…) is wrapper(owner.name, …); afterwards the instance is as it was.
+
+    original  what is wrapped, where it is not owner.name
+    """
+    missing = object()
+    before = vars(owner).get(name, missing)
+    replacement = Replacement(owner, name, getattr(owner, name) if original is None else original, wrapper)
+    vars(owner)[name] = replacement
+    try:
+        yield
+    finally:
+        if vars(owner).get(name) is replacement:  # else whoever came later has the last word
+            if before is missing:
+                del vars(owner)[name]
+            else:
+                vars(owner)[name] = before
+
+
+def through(module: nn.Module, wrapper: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Within the block, module(…) is wrapper(module, …), whatever others do to its forward meanwhile.
+
+    A module's call goes through what `module.compile()` set, where it did. That place is taken, and not the forward's,
+    which accelerate's hooks take and give back after every generation.
+    """
+    return wrapped(module, COMPILED, wrapper, original=getattr(module, COMPILED) or module._call_impl)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile has a hand in it: whole, in place, or block by block."""
+    return uncompiled(module) is not module or any(_compiled_in_place(part) for part in module.modules())
+
+
+def _compiled_in_place(module: nn.Module) -> bool:
+    call = getattr(module, COMPILED, None)
+    if isinstance(call, Replacement):
+        call = call.original
+    return call is not None and getattr(call, "__func__", None) is not nn.Module._call_impl

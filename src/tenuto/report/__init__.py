@@ -1,1 +1,0 @@
-"""Pictures and pages: what people would rather look at than read."""

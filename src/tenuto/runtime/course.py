@@ -1,0 +1,127 @@
+"""What the sample that comes out owes to the output of each step: one number a step, found by asking the solver.
+
+Solvers without randomness add outputs up. Give one an output that is 1 at a single step and 0 at all others, and what
+comes out is how much that step counts. Whoever knows this can make up at a later step for what an earlier one got wrong
+(tenuto.runtime.prediction).
+
+A solver that remembers the outputs of several steps (DPM-Solver++, UniPC, PNDM) has no course: it would remember the
+corrected output and apply the correction again at the next step. That was measured to do more harm than good.
+"""
+
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tenuto.errors import first_line
+from tenuto.scheduling.schedule import Schedule
+
+LIMITS = ("clip_sample", "thresholding")  # settings with which an output is not simply added
+PROBED = 3  # steps after which two runs of a scheduler that adds noise have parted
+TOLERANCE = 1e-3  # of what all outputs together give, from the sum of what each gives
+
+
+@dataclass(frozen=True)
+class Course:
+    """How much the output of each step counts in the sample that comes out; or why nobody can say."""
+
+    weights: tuple[float, ...] | None  # one for each step
+    why_not: str = ""
+
+    def after(self, step: int) -> "Course":
+        """Of the steps from this one on."""
+        return self if self.weights is None else Course(self.weights[step:])
+
+
+class NoCourse(Exception):
+    """Outputs do not simply add up."""
+
+
+def course_of(solver: Any, timesteps: Sequence[Any] | Tensor | None = None) -> Course:
+    """The course of a diffusers scheduler over its timesteps, or over those given.
+
+    The scheduler is left as it is, and so are torch's random numbers; of the device that its timesteps lie on, nothing
+    is asked but those.
+    """
+    name = type(solver).__name__
+    for limit in LIMITS:
+        if getattr(solver, "config", {}).get(limit):
+            return Course(None, f"{name} clips its estimate of the sample ({limit})")
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return Course(_asked(solver, timesteps))
+    except NoCourse as error:
+        return Course(None, f"{name} {error}")
+    except Exception as error:  # a solver may be anything, and asks for whatever it likes
+        return Course(None, f"{name} cannot be asked how it adds outputs up ({first_line(error)})")
+
+
+def course_for(schedules: Iterable[Schedule | None], scheduler: Any, steps: int, first: int = 0) -> Course | None:
+    """Of so many steps of a scheduler, from the first one that the loop takes. None if no schedule has a use for it."""
+    asked = any(one is not None and one.corrected and not one.active.all() for one in schedules)
+    if not asked:
+        return None
+    timesteps = getattr(scheduler, "timesteps", None)
+    if timesteps is None or len(timesteps) < first + steps:
+        return Course(None, f"{type(scheduler).__name__} has fewer timesteps than the loop")
+    return course_of(scheduler, timesteps[first : first + steps])
+
+
+def adds_noise(solver: Any) -> bool:
+    """Whether a scheduler's steps draw random numbers, so that the samples of two runs part ways.
+
+    The output of a network follows the sample, so it jumps from step to step with that noise and cannot be predicted. A
+    scheduler that cannot be asked is taken to add none.
+    """
+    ends = []
+    for seed in range(2):
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                probe, times = _probe(solver, None)
+                sample = torch.zeros(1, 1, 2, 2)
+                for time in times[:PROBED]:
+                    sample = type(probe).step(probe, torch.zeros_like(sample), time, sample, return_dict=False)[0]
+                ends.append(sample)
+        except Exception:  # whatever it wants, it is not told
+            return False
+    return not torch.equal(*ends)
+
+
+def _probe(solver: Any, timesteps: Sequence[Any] | Tensor | None) -> tuple[Any, Tensor]:
+    """A copy of a solver that can be asked on the CPU, and the timesteps to ask it for."""
+    probe = deepcopy(solver)
+    for name, value in vars(probe).items():
+        if isinstance(value, Tensor):
+            setattr(probe, name, value.cpu())
+    probe.is_scale_input_called = True  # or some complain that their input was not scaled
+    return probe, torch.as_tensor(probe.timesteps if timesteps is None else timesteps).cpu()
+
+
+def _asked(solver: Any, timesteps: Sequence[Any] | Tensor | None) -> tuple[float, ...]:
+    probe, times = _probe(solver, timesteps)
+    steps = len(times)
+    outputs = torch.cat([torch.eye(steps), torch.ones(1, steps)])  # [each by itself and all of them, step]
+    sample = torch.zeros(steps + 1, 1, 1, 1)
+    for step, (time, output) in enumerate(zip(times, outputs.T, strict=True)):
+        before = sample
+        # Of the class, because the scheduler's own may have been wrapped by whoever watches it.
+        sample = type(probe).step(probe, output.view(-1, 1, 1, 1), time, sample, return_dict=False)[0]
+        if not _alike(before[:step], sample[:step]):
+            raise NoCourse("remembers the outputs of earlier steps, or adds random numbers")
+    *each, together = sample.flatten().double().tolist()
+    if abs(sum(each) - together) > TOLERANCE * max(map(abs, each), default=0.0):
+        raise NoCourse("does not add outputs up")
+    if not (all(count > 0 for count in each) or all(count < 0 for count in each)):
+        raise NoCourse("adds some outputs and subtracts others")
+    return tuple(each)
+
+
+def _alike(before: Tensor, after: Tensor) -> bool:
+    """Whether all of them, which were given no output now, became the same multiple of what they were."""
+    if len(before) < 2:
+        return True
+    return torch.allclose(after * before[-1], after[-1] * before, rtol=TOLERANCE, atol=0)

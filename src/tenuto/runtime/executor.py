@@ -1,0 +1,327 @@
+"""Runs a network under a schedule.
+
+    generation = Executor(network, schedule).start()
+    for …:  output = generation(x, t, y)        # one step; the steps are counted
+
+What is kept decides the path:
+
+output          the network is evaluated at some steps, and its output is predicted at the others (outputs)
+keys            of text: some positions are computed, and the others' keys and values are read again (keys)
+branch, update  every step evaluates the network; held units are added from what is kept of them (units)
+
+Three modes, one interface:
+
+eager   everything computed at every step, as if there were no schedule
+skip    what is held is skipped by Python, one step after the other
+jagged  one CUDA graph for each program: only what is computed is in it (stages)
+
+Skipping and graphs give the same up to the rounding of their kernels; `eager` gives what full inference gives.
+
+A generation owns all it keeps. Graphs and their buffers belong to the executor and serve one generation at a time. If
+another generation runs meanwhile, that one skips in Python, and a warning says so.
+"""
+
+import inspect
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from threading import Lock, get_ident
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from tenuto.errors import ScheduleError, UsageError
+from tenuto.runtime.compilation import compiling, plainly
+from tenuto.runtime.course import Course
+from tenuto.runtime.keys import Keys
+from tenuto.runtime.outputs import Outputs
+from tenuto.runtime.residual import Residual, plain
+from tenuto.runtime.signature import Signature, signature_of
+from tenuto.runtime.stages import ROWS, Cells, Stage, Stages
+from tenuto.runtime.units.holding import Planes, UnitsKept
+from tenuto.runtime.units.plan import Plan
+from tenuto.runtime.units.planner import Planner
+from tenuto.scheduling.schedule import Schedule
+
+Mode = Literal["auto", "eager", "skip", "jagged"]
+UNITS = ("branch", "update")  # what is kept of single units
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an executor took."""
+
+    mode: str
+    patterns: int
+    graphs: int
+    capture_seconds: float
+    cache_bytes: int  # of what is kept
+    graph_bytes: int  # that the graphs share, activations included
+    given_up: str  # for the bounds on memory and graphs; "" means nothing
+    corrected: bool  # whether a refresh corrected what was predicted before it, in the last generation
+    uncorrected_because: str  # and if not, why; "" where nothing was to be corrected
+
+
+class Slower(UserWarning):
+    """Graphs could not be used; the output is right, by a slower path."""
+
+
+class Executor:
+    def __init__(
+        self,
+        network: Callable[..., Any],
+        schedule: Schedule | None = None,
+        *,
+        mode: Mode = "auto",
+        compiled: bool = False,
+        memory: int | None = None,
+        graphs: int | None = None,
+        offload: bool = False,
+        module: nn.Module | None = None,
+    ) -> None:
+        """network   called as network(…, residual=…)
+        schedule  without one, everything is computed at every step
+        mode      auto: jagged on a GPU, skip elsewhere
+        compiled  compile the network's branch functions, each once
+        memory    how many bytes may be kept of units, for inputs of one shape; the report says what was given up for it
+        graphs    how many may be recorded, likewise; the nearest lifetimes are made one for that
+        offload   keep what graphs hold in the host's memory, which is slow and costs the device nothing
+        module    what the network runs, where it is no module itself
+        """
+        if mode not in get_args(Mode):
+            raise UsageError(f"The mode is one of {', '.join(get_args(Mode))}, not {mode!r}.")
+        if offload and (mode in ("eager", "skip") or (schedule is not None and schedule.order)):
+            raise UsageError("Only graphs keep values in the host's memory, and only with predict 'constant'.")
+        if offload and schedule is not None and schedule.rows != "none":
+            raise UsageError("Caches in the host's memory cannot be written row by row: offload goes without rows.")
+        if schedule is not None and schedule.keep == "keys" and not _takes_memory(network):
+            raise ScheduleError("Keys are kept by language models only, whose forward takes a memory for them.")
+        self.network = network
+        self.module = network if module is None and isinstance(network, nn.Module) else module
+        self.schedule = schedule
+        self.mode = mode
+        self.compiled = compiled
+        self.offload = offload
+        self.planner: Planner | None = None
+        if schedule is not None and schedule.keep in UNITS:
+            self.planner = Planner(network, self.module, schedule, None if offload else memory, graphs)
+        self.kept_bytes = 0  # of outputs or keys, where those are kept without graphs
+        self.course: Course | None = None  # of the last generation
+        self.stages = Stages(self)
+        self._warned: set[str] = set()
+
+    def start(self, course: Course | None = None) -> "Generation":
+        """A new generation, at its first step and with nothing kept.
+
+        course  of the sampler (tenuto.runtime.course); without one, nothing is corrected
+        """
+        self.course = course
+        return Generation(self, course)
+
+    @property
+    def keep(self) -> str | None:
+        """What is kept from one step to the next; None: nothing."""
+        return None if self.schedule is None or self.mode == "eager" else self.schedule.keep
+
+    @cached_property
+    def full_steps(self) -> list[bool]:
+        """Of each step, whether it computes everything."""
+        return [] if self.schedule is None else self.schedule.full_steps.tolist()
+
+    @property
+    def in_full(self) -> Residual:
+        """The residual of full inference."""
+        return plainly if self.compiled else plain
+
+    def evaluates(self, step: int) -> bool:
+        """Whether the network is asked anything at a step."""
+        return self.keep != "output" or self.full_steps[step]
+
+    def captures(self, device: torch.device) -> bool:
+        """Whether evaluations on this device are recorded, so that inputs had better keep their shapes."""
+        return self.schedule is not None and device.type == "cuda" and self.mode not in ("eager", "skip")
+
+    def cells_for(self, plan: Plan, device: torch.device) -> Cells:
+        """Where graphs keep units."""
+        return Planes(plan, device, self.offload)
+
+    def plan(self, *inputs: Any, **named: Any) -> Plan:
+        """What the schedule means for inputs like these; nothing is computed."""
+        if self.planner is None:
+            raise UsageError("Only where single units are held is there something to plan.")
+        signature = signature_of(*tree_flatten((inputs, named)))
+        return self.planner.plan(self.planner.chain(signature, inputs, named))[0]
+
+    def evaluate(self, step: int, inputs: Any, named: Any, rows: Tensor | None, keys: Keys | None = None) -> Any:
+        """One evaluation in which no unit is held; with `keys`, of some positions only, unless the step is full."""
+        if keys is None:
+            return self.network(*inputs, **named, residual=self.in_full)
+        memory = (keys, None if self.full_steps[step] else rows)
+        return self.network(*inputs, **named, memory=memory, residual=self.in_full)
+
+    def release(self) -> None:
+        """Let go of all graphs and what they keep; they are recorded again when they are needed."""
+        self.stages.clear()
+
+    def report(self) -> Report:
+        """What was recorded and kept so far."""
+        planned = 0 if self.planner is None or self.offload else self.planner.cache_bytes
+        uncorrected = ""
+        if self.schedule is not None and self.schedule.corrected and not self.schedule.active.all():
+            uncorrected = "the sampler was not asked how it adds outputs up"
+            if self.course is not None:
+                uncorrected = self.course.why_not
+        return Report(
+            mode=self.mode,
+            patterns=0 if self.schedule is None else self.schedule.patterns,
+            graphs=self.stages.graphs,
+            capture_seconds=self.stages.capture_seconds,
+            cache_bytes=self.kept_bytes + (self.stages.kept_bytes if self.stages.graphs else planned),
+            graph_bytes=self.stages.graph_bytes,
+            given_up="" if self.planner is None else self.planner.given_up,
+            corrected=self.schedule is not None and self.schedule.corrected and not uncorrected,
+            uncorrected_because=uncorrected,
+        )
+
+    def warn(self, why: str) -> None:
+        if why not in self._warned:
+            self._warned.add(why)
+            warnings.warn(f"Running by a slower path: {why}.", Slower, stacklevel=4)
+
+
+def _takes_memory(network: Callable[..., Any]) -> bool:
+    return "memory" in inspect.signature(getattr(network, "forward", network)).parameters
+
+
+class Generation:
+    """One run through the steps of a schedule."""
+
+    def __init__(self, executor: Executor, course: Course | None = None) -> None:
+        self._executor = executor
+        self._stage: Stage | None = None
+        self._signature: Signature = ()
+        self._units: UnitsKept | None = None
+        self._keys = Keys() if executor.keep == "keys" else None
+        self._outputs: Outputs | None = None
+        if executor.schedule is not None and executor.keep == "output":
+            self._outputs = Outputs(executor.schedule, None if course is None else course.weights)
+        self.step = 0  # how many were taken
+        self.broken = False
+        self.thread = get_ident()
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will be read of what is kept."""
+        schedule = self._executor.schedule
+        return self.broken or (schedule is not None and self.step >= schedule.steps)
+
+    def __call__(self, *inputs: Any, rows: Tensor | None = None, **named: Any) -> Any:
+        """One step. rows [B, P]: the positions that a schedule with rows computes of what is held."""
+        executor, schedule = self._executor, self._executor.schedule
+        with compiling(executor.compiled):
+            if schedule is None:
+                return executor.evaluate(self.step, inputs, named, None)
+            self._check(schedule, rows)
+            try:
+                output = self._run(inputs, named, rows)
+            except BaseException:
+                self.broken = True  # half a step was taken: what is kept belongs to no step
+                self._units = None
+                raise
+        self.step += 1
+        return output
+
+    def _check(self, schedule: Schedule, rows: Tensor | None) -> None:
+        if self.broken:
+            raise ScheduleError("This generation ended in an exception; begin a new one.")
+        if self.step >= schedule.steps:
+            raise ScheduleError(
+                f"The schedule has {schedule.steps} steps, but the sampler evaluates the network once more. "
+                "Make the schedule for as many steps as the sampler takes."
+            )
+        if (rows is not None) != (schedule.rows != "none"):
+            says = "says" if rows is not None else "does not say"
+            raise ScheduleError(f"The schedule's rows are {schedule.rows!r}, and the sampler {says} which those are.")
+
+    def _run(self, inputs: tuple[Any, ...], named: dict[str, Any], rows: Tensor | None) -> Any:
+        if self._outputs is None:
+            return self._evaluated(inputs, named, rows)
+        if not self._executor.evaluates(self.step):
+            return self._outputs.at(self.step)
+        output = self._outputs.take(self.step, self._evaluated(inputs, named, rows))
+        self._executor.kept_bytes = self._outputs.bytes
+        return output
+
+    def _evaluated(self, inputs: tuple[Any, ...], named: dict[str, Any], rows: Tensor | None) -> Any:
+        executor = self._executor
+        if executor.keep is None:
+            return executor.evaluate(self.step, inputs, named, None)
+        leaves, spec = tree_flatten((inputs, named if rows is None else {**named, ROWS: rows}))
+        if self.step == 0:
+            self._signature = signature_of(leaves, spec)
+            self._stage = executor.stages.acquire(self, self._signature, leaves, inputs, named)
+            if self._stage is None and executor.planner is not None:
+                plan = executor.planner.plan_or_none(self._signature, inputs, named, executor.warn)
+                self._units = UnitsKept(executor.planner.schedule, plan)
+        if self._stage is not None:
+            return self._stage.run(executor, self.step, leaves, spec, self._signature)
+        if self._units is not None:
+            return self._units.run(self.step, executor.network, inputs, named, rows)
+        output = executor.evaluate(self.step, inputs, named, rows, self._keys)
+        if self._keys is not None:
+            executor.kept_bytes = self._keys.bytes
+        return output
+
+
+class Executors:
+    """Executors of one network, kept so that graphs recorded for one generation serve the next.
+
+    The one used longest ago gives way.
+    """
+
+    def __init__(self, make: Callable[..., Executor], most: int = 4) -> None:
+        self._make, self._most = make, most
+        self._kept: list[tuple[Any, Executor]] = []  # the one used last stands last
+        self._lock = Lock()
+
+    def get(self, schedule: Schedule | None, mode: Mode = "auto", compiled: bool = False, lane: int = 0) -> Executor:
+        """lane: generations that run at the same time have executors of their own."""
+        with self._lock:
+            how = (mode, compiled, lane)
+            found = next((one for key, one in self._kept if key == how and one.schedule == schedule), None)
+            others = [(key, one) for key, one in self._kept if one is not found]
+            if found is None:
+                found = self._make(schedule, mode=mode, compiled=compiled)
+                steps = None if schedule is None else schedule.steps
+                for _, other in others:  # their graphs take memory, and are recorded again when they are needed
+                    if other.schedule is not None and other.schedule.steps != steps:
+                        other.release()
+            while len(others) >= self._most:
+                others.pop(0)[1].release()
+            self._kept = [*others, (how, found)]
+            return found
+
+    def __iter__(self) -> Any:
+        return iter([one for _, one in self._kept])
+
+    def clear(self) -> None:
+        for one in self:
+            one.release()
+        self._kept = []
+
+
+_of_networks: "weakref.WeakKeyDictionary[nn.Module, Executors]" = weakref.WeakKeyDictionary()
+
+
+def executor_for(
+    network: nn.Module, schedule: Schedule | None, mode: Mode = "auto", compiled: bool = False
+) -> Executor:
+    """An executor of a network; one that was used before and does the same, if there is one."""
+    if network not in _of_networks:
+        proxy = weakref.proxy(network)  # or the network would be kept alive by being remembered
+        _of_networks[network] = Executors(lambda schedule, **how: Executor(proxy, schedule, **how))
+    return _of_networks[network].get(schedule, mode, compiled)

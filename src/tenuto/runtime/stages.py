@@ -1,0 +1,219 @@
+"""Stages: the CUDA graphs of an executor and the buffers they work on, one stage for each kind of inputs."""
+
+import weakref
+from collections.abc import Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_unflatten
+
+from tenuto.errors import first_line
+from tenuto.runtime.graphs import Graphs
+from tenuto.runtime.keys import Keys
+from tenuto.runtime.residual import Residual
+from tenuto.runtime.signature import Signature, hashable, signature_of
+
+if TYPE_CHECKING:
+    from tenuto.runtime.executor import Executor, Generation
+
+STAGES = 4  # signatures of inputs whose graphs are kept; the one used longest ago gives way
+SIGNATURES = 8  # of inputs within a generation, for which graphs are recorded
+ROWS = "rows of held units"  # how they are called among the inputs of a graph
+
+
+class Cells(Protocol):
+    """What is kept of single units, in buffers that never move, and the numbers of the current step beside them."""
+
+    @property
+    def bytes(self) -> int:
+        """On the device."""
+
+    def reset(self) -> None: ...
+
+    def at(self, step: int) -> None: ...
+
+    def program(self, step: int) -> int:
+        """Steps with the same program can be replayed from one graph."""
+
+    def residual(self, step: int, rows: Tensor | None) -> Residual: ...
+
+    def finish(self, residual: Residual) -> None:
+        """The step is over."""
+
+
+class Stages:
+    def __init__(self, executor: "Executor") -> None:
+        self._executor = executor
+        self._stages: dict[Signature, Stage] = {}
+        self._failed: set[Signature] = set()  # could not be recorded
+        self._lock = Lock()
+
+    @property
+    def graphs(self) -> int:
+        return sum(len(stage.graphs) for stage in self._stages.values())
+
+    @property
+    def capture_seconds(self) -> float:
+        return sum(stage.graphs.capture_seconds for stage in self._stages.values())
+
+    @property
+    def graph_bytes(self) -> int:
+        return sum(stage.graphs.bytes for stage in self._stages.values())
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(stage.kept_bytes for stage in self._stages.values())
+
+    def clear(self) -> None:
+        if self._stages:
+            self._stages.clear()
+            torch.cuda.empty_cache()  # the memory of graphs serves nobody else before it is given back
+
+    def acquire(
+        self, generation: "Generation", signature: Signature, leaves: Sequence[Any], inputs: Any, named: Any
+    ) -> "Stage | None":
+        """The graphs for such inputs, or None and a warning where there can be none."""
+        executor = self._executor
+        device = self._device(signature, leaves)
+        if device is None or signature in self._failed:
+            return None  # which was said when it failed
+        plan = None
+        if executor.planner is not None:
+            plan = executor.planner.plan_or_none(signature, inputs, named, executor.warn)
+            if plan is None:
+                return None
+        with self._lock:
+            stage, weights = self._stages.pop(signature, None), self._weights()
+            if stage is None or stage.weights != weights:
+                try:
+                    cells = None if plan is None else executor.cells_for(plan, device)
+                except torch.cuda.OutOfMemoryError:
+                    kept = 0 if plan is None else plan.cache_bytes
+                    executor.warn(f"there is no memory left for the {kept:,} bytes that graphs would keep")
+                    return None
+                while len(self._stages) >= STAGES:
+                    self._stages.pop(next(iter(self._stages)))
+                stage = Stage(Graphs(device), cells, Keys() if executor.keep == "keys" else None, weights)
+            self._stages[signature] = stage  # the newest last
+            if not stage.acquire(generation):
+                executor.warn("another generation is using the graphs")
+                return None
+        return stage
+
+    def _device(self, signature: Signature, leaves: Sequence[Any]) -> torch.device | None:
+        """The GPU that such inputs lie on; None, and a warning, where nothing can be recorded."""
+        executor = self._executor
+        if executor.mode in ("eager", "skip"):
+            return None
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        on_gpu = [tensor for tensor in tensors if tensor.is_cuda]
+        if not on_gpu:
+            if executor.mode != "auto":
+                executor.warn("graphs need a GPU, and the inputs are not on one")
+            return None
+        if len(on_gpu) < len(tensors):
+            executor.warn("an input lies on the CPU while others are on the GPU; move it there to use graphs")
+            return None
+        if not hashable(signature):
+            executor.warn("an input is neither a tensor nor a plain value")
+            return None
+        return on_gpu[0].device
+
+    def _weights(self) -> tuple[int, ...]:
+        """Where the weights lie: graphs read them there, and must be recorded again if they were moved or replaced."""
+        module = self._executor.module
+        if module is None:
+            return ()
+        return tuple(tensor.data_ptr() for tensor in (*module.parameters(), *module.buffers()))
+
+    def failed(self, signature: Signature, why: str) -> None:
+        """Inputs like these cannot be recorded."""
+        self._failed.add(signature)
+        self._stages.pop(signature, None)
+        self._executor.warn(why)
+
+    def has_failed(self, signature: Signature) -> bool:
+        return signature in self._failed
+
+
+class Stage:
+    """Graphs and the buffers they work on, for one signature of inputs."""
+
+    def __init__(self, graphs: Graphs, cells: Cells | None, keys: Keys | None, weights: tuple[int, ...]) -> None:
+        self.graphs = graphs
+        self.cells = cells  # where a schedule keeps units
+        self.keys = keys  # where it keeps keys
+        self.weights = weights
+        self._owner: weakref.ref[Generation] | None = None
+        self._done: torch.cuda.Event | None = None  # of the last evaluation
+
+    @property
+    def kept_bytes(self) -> int:
+        return (0 if self.cells is None else self.cells.bytes) + (0 if self.keys is None else self.keys.bytes)
+
+    def acquire(self, generation: "Generation") -> bool:
+        """Two generations may alternate on one stage only if the stage keeps no state between evaluations."""
+        owner = None if self._owner is None else self._owner()
+        stateless = self.cells is None and self.keys is None
+        in_turns = stateless and owner is not None and owner.thread == generation.thread
+        if owner is not None and owner is not generation and not owner.finished and not in_turns:
+            return False
+        self._owner = weakref.ref(generation)
+        if self._done is not None:
+            self._done.wait()  # the last generation may have run on another stream
+        if self.cells is not None:
+            with torch.no_grad():
+                self.cells.reset()
+        return True
+
+    @torch.no_grad()
+    def run(self, executor: "Executor", step: int, leaves: Sequence[Any], spec: TreeSpec, first: Signature) -> Any:
+        """One evaluation; `first` is the signature that the generation began with."""
+        signature = signature_of(leaves, spec)
+        program = 0 if self.keys is None else int(executor.full_steps[step])
+        if self.cells is not None:
+            program = self.cells.program(step)
+            self.cells.at(step)
+        if self.graphs.has(program, signature):
+            output = self.graphs.replay(program, signature, leaves)
+        else:
+            output = self._record(executor, program, step, signature, leaves, spec, first)
+        self._done = torch.cuda.current_stream(self.graphs.device).record_event()
+        return output
+
+    def _record(
+        self,
+        executor: "Executor",
+        program: int,
+        step: int,
+        signature: Signature,
+        leaves: Sequence[Any],
+        spec: TreeSpec,
+        first: Signature,
+    ) -> Any:
+        def evaluate(*inputs: Any, **named: Any) -> Any:
+            rows = named.pop(ROWS, None)
+            if self.cells is None:
+                return executor.evaluate(step, inputs, named, rows, self.keys)
+            residual = self.cells.residual(step, rows)
+            output = executor.network(*inputs, **named, residual=residual)
+            self.cells.finish(residual)
+            return output
+
+        stages = executor.stages
+        if self.graphs.signatures >= SIGNATURES and not self.graphs.knows(signature):
+            stages.failed(first, "the inputs change from step to step in more than their values (a Python number?)")
+        if stages.has_failed(first):
+            inputs, named = tree_unflatten(list(leaves), spec)
+            return evaluate(*inputs, **named)
+        # The step itself, and the warm-up that recording needs: on the very tensors that will be recorded, because a
+        # compiled function would be compiled again for others.
+        inputs, named = self.graphs.filled(signature, leaves, spec).arguments()
+        output = evaluate(*inputs, **named)
+        try:
+            self.graphs.capture(program, signature, evaluate, output)
+        except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
+            stages.failed(first, f"recording one failed ({first_line(error)})")
+        return output

@@ -1,0 +1,99 @@
+"""Plans for the inputs that come: made once for each kind of them, within bounds on memory and on graphs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from tenuto.errors import ScheduleError, first_line
+from tenuto.runtime.signature import Signature, hashable
+from tenuto.runtime.units.chain import Chain, chain_of
+from tenuto.runtime.units.plan import Plan, fitting_plan, make_plan
+from tenuto.scheduling.lifetimes import with_fewer_lifetimes
+from tenuto.scheduling.schedule import Schedule
+
+CHAINS = 64  # signatures of inputs whose chains are remembered
+
+
+class Planner:
+    def __init__(
+        self,
+        network: Callable[..., Any],
+        module: nn.Module | None,
+        schedule: Schedule,
+        memory: int | None = None,
+        graphs: int | None = None,
+    ) -> None:
+        """memory  how many bytes a plan may keep
+        graphs  how many programs it may have; the nearest lifetimes are made one for that
+        """
+        self.schedule = schedule
+        self._network = network
+        self._module = module
+        self._memory = memory
+        self._graphs = graphs
+        self._chains: dict[Signature, Chain] = {}
+        self._plans: dict[Chain, tuple[Plan, str]] = {}  # and what was given up for the bounds
+
+    @property
+    def cache_bytes(self) -> int:
+        """What the largest of all plans keeps."""
+        return max((plan.cache_bytes for plan, _ in self._plans.values()), default=0)
+
+    @property
+    def given_up(self) -> str:
+        """For the bounds, by all plans; "" means nothing."""
+        return "; ".join(dict.fromkeys(lost for _, lost in self._plans.values() if lost))
+
+    def plan(self, chain: Chain) -> tuple[Plan, str]:
+        """What the schedule means for such inputs, and what was given up for the bounds."""
+        if chain not in self._plans:
+            self._plans[chain] = self._bounded(chain)
+        return self._plans[chain]
+
+    def chain(self, signature: Signature, inputs: Sequence[Any], named: Mapping[str, Any]) -> Chain:
+        """How the network's units follow one another for such inputs; nothing is computed."""
+        known = self._chains.get(signature) if hashable(signature) else None
+        if known is None:
+            known = chain_of(self._network, inputs, named, self._module)
+            if hashable(signature):
+                if len(self._chains) >= CHAINS:
+                    self._chains.clear()
+                self._chains[signature] = known
+        return known
+
+    def plan_or_none(
+        self, signature: Signature, inputs: Sequence[Any], named: Mapping[str, Any], warn: Callable[[str], None]
+    ) -> Plan | None:
+        """The plan, or None and a warning where the network cannot be looked at without running it."""
+        try:
+            chain = self.chain(signature, inputs, named)
+        except ScheduleError:
+            raise
+        except Exception as error:  # a network may do anything with tensors that have no values
+            warn(f"the network cannot be looked at beforehand ({first_line(error)})")
+            return None
+        return self.plan(chain)[0]
+
+    def _bounded(self, chain: Chain) -> tuple[Plan, str]:
+        schedule, lost = self.schedule, []
+        plan = make_plan(schedule, chain)
+        if self._graphs is not None and len(plan.programs) > self._graphs:
+            before = len(set(schedule.lifetimes))
+            for most in reversed(range(1, before)):
+                schedule = with_fewer_lifetimes(self.schedule, most)
+                plan = make_plan(schedule, chain)
+                if len(plan.programs) <= self._graphs:
+                    break
+            else:
+                raise ScheduleError(
+                    f"This schedule cannot be run with {self._graphs} graphs: it needs {len(plan.programs)} at least."
+                )
+            lost.append(
+                f"{before} lifetimes became {most}: {schedule.budget:.1%} of the unit-steps are computed, "
+                f"not {self.schedule.budget:.1%}"
+            )
+        if self._memory is not None and plan.cache_bytes > self._memory:
+            plan, less = fitting_plan(schedule, chain, self._memory)
+            lost.append(less)
+        return plan, "; ".join(lost)

@@ -1,1 +1,0 @@
-"""The loops that call a denoiser step after step."""

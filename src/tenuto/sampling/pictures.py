@@ -1,0 +1,308 @@
+"""Images from noise: the sampling loop of image models, by class or by caption, through diffusers' schedulers."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tenuto.errors import CheckpointError, UsageError
+from tenuto.models import Model
+from tenuto.models.architecture import NoiseLevels
+from tenuto.runtime.course import Course, course_of
+from tenuto.runtime.executor import Executor, Mode, executor_for
+from tenuto.scheduling.schedule import Schedule
+
+Solver = Literal["ddim", "dpm++"]
+PREPARED_BYTES = 32 * 2**20  # of conditioning worked out ahead; more takes memory and saves little
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to get from noise to a picture."""
+
+    steps: int = 50  # network evaluations: both solvers evaluate once a step
+    solver: Solver = "ddim"
+    guidance: float | None = (
+        None  # w in ε_null + w (ε_class − ε_null); 1 means none, and costs half; None: the family's
+    )
+    guided_channels: int | None = None  # all noise channels by default; the DiT reference's own script guides 3 of 4
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps <= 1000:
+            raise UsageError(f"The number of steps lies between 1 and 1000, not at {self.steps}.")
+        if self.solver not in ("ddim", "dpm++"):
+            raise UsageError(f"The solver is ddim or dpm++, not {self.solver!r}.")
+        if self.guidance is not None and not 0 <= self.guidance < math.inf:
+            raise UsageError(f"Guidance must be neither negative nor infinite, and {self.guidance} is.")
+        if self.guided_channels is not None and self.guided_channels < 1:
+            raise UsageError(f"At least one channel must be guided, not {self.guided_channels}.")
+
+
+def generate(model: Model, classes: Sequence[int | str] | None = None, **options: Any) -> Tensor:
+    """All samples at once, [len(wanted), C, H, W]; the options are those of `generate_batches`."""
+    return torch.cat(list(generate_batches(model, classes, **options)))
+
+
+def generate_batches(
+    model: Model,
+    classes: Sequence[int | str] | None = None,
+    *,
+    captions: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    seed: int = 0,
+    sampling: Sampling | None = None,
+    schedule: Schedule | None = None,
+    mode: Mode = "auto",
+    compiled: bool = False,
+    executor: Executor | None = None,
+    batch: int = 16,
+    progress: Callable[[int], object] = lambda images: None,
+    **options: Any,
+) -> Iterator[Tensor]:
+    """A sample of the model's own space for each class or caption, batch after batch: each [B, C, H, W], nominally in
+    [-1, 1].
+
+    classes   numbers or names, of a model that draws classes; captions, of one that draws captions
+    seeds     one for each sample; by default seed, seed + 1, …. Noise depends on a sample's own seed alone, so
+              results do not depend on how samples are batched
+    mode      how the schedule is run: auto, eager, skip or jagged (see tenuto.runtime.executor)
+    compiled  compile the network's branches first, each kind once
+    executor  one of your own, which runs the network instead of `schedule`, `mode` and `compiled`
+    progress  called after every step with the number of images in the batch
+    options   fields of `Sampling` (steps, solver, guidance, guided_channels), instead of `sampling`; steps are the
+              schedule's unless given
+    """
+    if not isinstance(model, Model):
+        raise UsageError(f"A loaded model is needed: tenuto.load(…) gives one, not a {type(model).__name__}.")
+    if sampling is not None and options:
+        raise UsageError("Give `sampling` or its fields, not both.")
+    if unknown := [name for name in options if name not in Sampling.__dataclass_fields__]:
+        known = ", ".join(Sampling.__dataclass_fields__)
+        raise UsageError(f"There is no option {unknown[0]!r}; the options of sampling are {known}.")
+    if executor is not None:
+        if schedule is not None or mode != "auto" or compiled:
+            raise UsageError("Give an executor, or what to make one of (schedule, mode, compiled), not both.")
+        schedule = executor.schedule
+    if schedule is not None and sampling is None:
+        options = {"steps": schedule.steps, **options}
+    sampling = sampling or Sampling(**options)
+    wanted = _wanted(model, classes, captions)
+    seeds = [seed + i for i in range(len(wanted))] if seeds is None else seeds
+    _check_request(model, wanted, seeds, sampling, schedule, batch)
+    executor = executor or executor_for(model.network, schedule, mode, compiled)
+    assert model.noise is not None
+    corrects = executor.schedule is not None and executor.schedule.corrected
+    course = sampler_course(model.noise, sampling) if corrects else None
+    for chunk, noise in _batches(model, wanted, seeds, batch):
+        yield _sample_batch(model, executor, course, chunk, noise, sampling, progress)
+
+
+@torch.inference_mode()
+def _sample_batch(
+    model: Model,
+    executor: Executor,
+    course: Course | None,
+    wanted: Sequence[Any],
+    x: Tensor,
+    sampling: Sampling,
+    progress: Callable[[int], object],
+) -> Tensor:
+    assert model.noise is not None
+    solver = make_solver(model.noise, sampling)
+    guidance = model.architecture.guidance if sampling.guidance is None else sampling.guidance
+    guided = guidance != 1
+    first = getattr(model.config, "first_timestep", 0)
+    conditions = (_class_conditions if model.architecture.asks_for == "class" else _caption_conditions)(
+        model, wanted, guided
+    )
+    times = (solver.timesteps + first).to(model.device)  # all at once: nothing in the loop waits for a copy
+    ahead = prepared(model.network, times, conditions, [executor.evaluates(step) for step in range(len(times))])
+    evaluate = executor.start(course)
+    for t, time, named in zip(solver.timesteps, times, ahead, strict=True):
+        inputs = torch.cat([x, x]) if guided else x
+        output = evaluate(inputs.to(model.dtype), time.expand(len(inputs)), *conditions, **named)
+        noise = output[:, : x.shape[1]].float()  # a learned variance, behind it, is of no use to these solvers
+        if guided:
+            noise = guide(noise, guidance, sampling.guided_channels)
+        x = solver.step(noise, t, x, return_dict=False)[0]
+        progress(len(x))
+    return x
+
+
+def prepared(
+    network: Any, times: Tensor, conditions: Sequence[Any], needed: Sequence[bool]
+) -> Iterator[dict[str, Any]]:
+    """For each timestep that is needed, what the network can work out of it ahead; nothing for the others."""
+    ready: Iterator[dict[str, Any]] = iter(())
+    if hasattr(network, "prepare") and any(needed):
+        wanted = torch.stack([time for time, is_needed in zip(times, needed, strict=True) if is_needed])
+        count = max(1, PREPARED_BYTES // network.prepared_bytes(len(conditions[0])))  # at once, as many as fit
+        ready = (each for chunk in wanted.split(count) for each in network.prepare(chunk, *conditions))
+    yield from (next(ready, {}) if is_needed else {} for is_needed in needed)
+
+
+def _class_conditions(model: Model, classes: Sequence[int], guided: bool) -> tuple[Tensor]:
+    labels = torch.tensor(classes, device=model.device)
+    if guided:
+        labels = torch.cat([labels, torch.full_like(labels, model.config.null_class)])
+    return (labels,)
+
+
+def _caption_conditions(model: Model, captions: Sequence[str], guided: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    """What SDXL's UNet asks for: the tokens' vectors, the caption's own, and the size and crop of the picture."""
+    texts = [*captions, *([""] * len(captions) if guided else [])]  # the empty caption is the one to lead away from
+    tokens, pooled = model.text_encoder(model.text_encoder.tokenize(texts).to(model.device))
+    _, height, width = model.config.sample_shape
+    sizes = torch.tensor([height, width, 0, 0, height, width], device=model.device).expand(len(texts), -1)
+    return tokens.to(model.dtype), {"text_embeds": pooled.to(model.dtype), "time_ids": sizes.to(model.dtype)}
+
+
+def guide(noise: Tensor, guidance: float, channels: int | None = None) -> Tensor:
+    """ε_null + w (ε_class − ε_null) from a batch of both halves; of unguided channels ε_class is kept."""
+    conditional, unconditional = noise.chunk(2)
+    guided = unconditional + guidance * (conditional - unconditional)
+    n = noise.shape[1] if channels is None else channels
+    return torch.cat([guided[:, :n], conditional[:, n:]], dim=1)
+
+
+def make_solver(noise: NoiseLevels, sampling: Sampling) -> Any:
+    """diffusers' scheduler for the noise levels a model is trained with."""
+    from diffusers import DDIMScheduler, DPMSolverMultistepScheduler
+
+    levels = {
+        "num_train_timesteps": noise.timesteps,
+        "beta_start": noise.start,
+        "beta_end": noise.end,
+        "beta_schedule": noise.schedule,
+    }
+    solver = (
+        DDIMScheduler(**levels, clip_sample=False, steps_offset=noise.offset, set_alpha_to_one=noise.ends_clean)
+        if sampling.solver == "ddim"
+        else DPMSolverMultistepScheduler(**levels, algorithm_type="dpmsolver++", solver_order=2)
+    )
+    solver.set_timesteps(sampling.steps)
+    timesteps = [int(t) for t in solver.timesteps]
+    # Many steps do not divide the timesteps evenly: diffusers then begins far below pure noise, or repeats itself.
+    begins_early = timesteps[0] < 0.8 * noise.timesteps * (sampling.steps > 5)
+    if len(set(timesteps)) < len(timesteps) or begins_early or timesteps[0] >= noise.timesteps:
+        raise UsageError(
+            f"{sampling.steps} steps of {sampling.solver} would begin at timestep {timesteps[0]} of {noise.timesteps} "
+            "or repeat some; take a number of steps that divides the timesteps, such as 50, 100, 250 or 500."
+        )
+    return solver
+
+
+@lru_cache(maxsize=64)
+def sampler_course(noise: NoiseLevels, sampling: Sampling) -> Course:
+    """How much the output of each step counts in the sample that comes out."""
+    return course_of(make_solver(noise, sampling))
+
+
+def log_snr(noise: NoiseLevels, sampling: Sampling) -> list[float]:
+    """Half the logarithm of the signal-to-noise ratio at each step: how far along the trajectory it is."""
+    solver = make_solver(noise, sampling)
+    kept = solver.alphas_cumprod[solver.timesteps.long()].double().clamp(1e-9, 1 - 1e-9)
+    levels: list[float] = (0.5 * (kept / (1 - kept)).log()).tolist()
+    return levels
+
+
+def vae_of(model: Model, path: Path | None = None) -> Any:
+    """The VAE that makes pictures of a model's latents: at a path, or beside the model; None where it needs none."""
+    beside = None if model.path is None else model.path / "vae"
+    path = path or (beside if beside is not None and beside.is_dir() else None)
+    channels = model.config.sample_shape[0]
+    if path is None and channels not in (1, 3):
+        raise UsageError(
+            f"{model.name} makes latents of {channels} channels, not pictures, and there is no VAE beside it: name its "
+            "VAE (--vae)."
+        )
+    return None if path is None else load_vae(path, model.device)
+
+
+def load_vae(path: Path, device: torch.device) -> Any:
+    """The VAE in a diffusers directory."""
+    from diffusers import AutoencoderKL
+
+    if not path.is_dir():  # or diffusers would look for it on the hub
+        raise CheckpointError(f"{path} holds no VAE: there is no such directory.")
+    try:
+        return AutoencoderKL.from_pretrained(str(path)).to(device)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} holds no VAE that diffusers can load: {error}") from error
+
+
+@torch.inference_mode()
+def decode(latents: Tensor, vae: Any) -> Tensor:
+    """Pictures from latents."""
+    if vae.config.latent_channels != latents.shape[1]:
+        raise UsageError(
+            f"The VAE decodes {vae.config.latent_channels} channels, but the model makes {latents.shape[1]}."
+        )
+    return torch.cat([vae.decode(z[None] / vae.config.scaling_factor).sample for z in latents])
+
+
+def _wanted(model: Model, classes: Sequence[int | str] | None, captions: Sequence[str] | None) -> Sequence[Any]:
+    asks_for = model.architecture.asks_for
+    given = {"class": classes, "caption": captions}
+    if asks_for not in given:
+        raise UsageError(f"{model.name} writes text; use generate_text.")
+    other = "caption" if asks_for == "class" else "class"
+    if given[other] is not None:
+        raise UsageError(f"{model.name} is asked for by {asks_for}, not by {other}.")
+    wanted = given[asks_for]
+    if wanted is None or len(wanted) == 0:
+        raise UsageError(f"No {asks_for} was asked for.")
+    if isinstance(wanted, str):
+        raise UsageError(f"Captions are a list: give [{wanted!r}].")
+    return [class_index(model, one) for one in wanted] if asks_for == "class" else list(wanted)
+
+
+def class_index(model: Model, wanted: int | str) -> int:
+    """A class by its number or its name."""
+    if not isinstance(wanted, str) or wanted.isdecimal():
+        return int(wanted)
+    found = [i for i, label in enumerate(model.labels) if label.lower() == wanted.lower()]
+    if not found:
+        known = ", ".join(model.labels) if model.labels else f"numbers 0 to {model.config.classes - 1} only"
+        raise UsageError(f"{model.name} knows no class {wanted!r}; its classes are: {known}.")
+    return found[0]
+
+
+def _batches(
+    model: Model, wanted: Sequence[Any], seeds: Sequence[int], batch: int
+) -> Iterator[tuple[Sequence[Any], Tensor]]:
+    for start in range(0, len(wanted), batch):
+        generators = [torch.Generator().manual_seed(s) for s in seeds[start : start + batch]]
+        noise = torch.stack([torch.randn(model.config.sample_shape, generator=generator) for generator in generators])
+        yield wanted[start : start + batch], noise.to(model.device)
+
+
+def _check_request(
+    model: Model,
+    wanted: Sequence[Any],
+    seeds: Sequence[int],
+    sampling: Sampling,
+    schedule: Schedule | None,
+    batch: int,
+) -> None:
+    by_class = model.architecture.asks_for == "class"
+    if by_class and model.config.classes < 1:
+        raise UsageError(f"{model.name} was trained without classes, and there is no sampler for such a model yet.")
+    if by_class and (wrong := [c for c in wanted if not 0 <= c < model.config.classes]):
+        raise UsageError(f"{model.name} knows the classes 0 to {model.config.classes - 1}, not {wrong[0]}.")
+    if len(seeds) != len(wanted):
+        raise UsageError(f"There must be a seed for each sample: {len(seeds)} seeds, {len(wanted)} samples.")
+    if batch < 1:
+        raise UsageError(f"A batch holds at least one image, not {batch}.")
+    if schedule is not None:
+        model.check_fits(schedule)
+        if schedule.steps != sampling.steps:
+            raise UsageError(
+                f"The schedule is for {schedule.steps} steps and the sampler takes {sampling.steps}. Sample with "
+                f"{schedule.steps} steps, or make one with: tenuto schedule {model.name} --steps {sampling.steps}"
+            )

@@ -1,0 +1,74 @@
+"""Text: everything computed at the first step of a block, and then only the positions that matter."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tenuto.errors import UsageError
+from tenuto.scheduling.making import check_request, make
+from tenuto.scheduling.refresh import BUDGET
+from tenuto.scheduling.schedule import Keep, Rows, Schedule
+from tenuto.scoring.units import Subject
+
+WRITTEN = 4  # the period where held units are computed at written positions only
+
+
+def rewrite(
+    subject: Subject,
+    steps: int,
+    *,
+    every: int | None = None,
+    budget: float | None = None,
+    blocks: int = 1,
+    rows: Rows | None = None,
+    held: float | None = None,
+) -> Schedule:
+    """For text: everything computed at some steps, and only the positions that matter at the others.
+
+    every, budget  the refresh period within a block, or a budget that is not exceeded. Blocks leave few periods to
+                   choose from, and the nearest one could mean to compute everything
+    blocks         how many the text is written in; each begins with a full step
+    rows           the positions that are computed at every step. By default, with several blocks: those of the block
+                   that is being written. With one block: those written since the last full step
+    held           the share of units that are ever held; the others are computed at every step. Held units are those in
+                   the middle of the network, because the first units read what was written and the last decide what to
+                   write. By default all units, if the whole block is computed; else as many as the budget asks for,
+                   refreshed every fourth step
+    """
+    check_request(steps, budget)
+    if every is not None and budget is not None:
+        raise UsageError("Give the refresh period or a budget, not both: one follows from the other.")
+    if blocks < 1 or steps % blocks:
+        raise UsageError(f"{steps} steps cannot be shared equally among {blocks} blocks.")
+    rows = rows or ("block" if blocks > 1 else "written")
+    wanted = BUDGET if budget is None else budget
+    if held is None:
+        held = 1.0
+        if rows == "written" and every is None and wanted > 1 / WRITTEN:
+            share = (1 - wanted) / (1 - 1 / WRITTEN)
+            every, held = (WRITTEN, share) if round(share * len(subject.units)) else (1, 1.0)
+    if not 0 < held <= 1:
+        raise UsageError(f"The share of units to hold lies above 0 and is at most 1, not {held}.")
+    chosen, length = middle(len(subject.units), held), steps // blocks
+
+    def pattern(period: int) -> NDArray[np.bool_]:
+        fresh = np.arange(steps) % length % period == 0
+        return np.where(chosen[:, None], fresh[None], True)
+
+    if every is None:
+        shares = {period: float(pattern(period).mean()) for period in range(1, length + 1)}
+        within = [period for period, share in shares.items() if share <= wanted + 1e-9]
+        every = min(within or shares, key=lambda period: (abs(shares[period] - wanted), period))
+    if every < 1:
+        raise UsageError(f"The refresh period must be at least 1 step, not {every}.")
+    policy = {"name": "rewrite", "every": every, "held": held, "budget": budget}
+    # Where all units are held outside the block, nothing changes there: its keys and values are all that is needed.
+    keep: Keep = "keys" if rows in ("block", "generated") and chosen.all() else "update"
+    return make(subject, pattern(every), "constant", keep, policy, rows=rows, blocks=blocks)
+
+
+def middle(units: int, share: float) -> NDArray[np.bool_]:
+    """[unit]: a share of them, those furthest from both ends of the network."""
+    count = max(1, round(share * units))
+    first = (units - count) // 2
+    place = np.arange(units)
+    return (place >= first) & (place < first + count)

@@ -1,0 +1,204 @@
+"""The unit × step map and the scores, as drawings: SVG for pages, matplotlib for PNG."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tenuto.files import replacing
+from tenuto.scheduling.schedule import Schedule
+from tenuto.scoring.scores import Scores
+from tenuto.showing.escaping import in_html, one_line
+from tenuto.showing.facts import POSITIONS, together, work
+from tenuto.showing.plotting import plotting
+
+NETWORK = "network"  # the one line of a map in which all units are computed together
+COMPUTED_COLOUR, PARTLY_COLOUR, HELD_COLOUR = "#2f5d8a", "#a9c3dc", "#e4e9ee"
+KIND_COLOURS = {
+    "attention": "#2f5d8a",
+    "cross_attention": "#6b4e9b",
+    "mlp": "#d08a2e",
+    "conv": "#3c8d5a",
+    "group": "#777777",
+}
+
+
+@dataclass(frozen=True)
+class Band:
+    """One line of a map: a unit, or the whole network where all units are computed together."""
+
+    name: str
+    active: NDArray[np.bool_]  # [step]
+
+
+def bands(schedule: Schedule) -> list[Band]:
+    """The lines of a schedule's map."""
+    if len(schedule.units) > 1 and together(schedule):
+        return [Band(NETWORK, schedule.active[0])]
+    return [Band(one_line(unit), row) for unit, row in zip(schedule.units, schedule.active, strict=True)]
+
+
+def word_between(schedule: Schedule) -> str:
+    """What becomes of a cell that is not computed."""
+    if schedule.rows != "none":
+        return f"computed at {POSITIONS[schedule.rows]} only"
+    return "held" if schedule.predict == "constant" else "predicted"
+
+
+def legend(schedule: Schedule) -> list[tuple[str, str]]:
+    """The words and colours of a schedule's map."""
+    colour = PARTLY_COLOUR if schedule.rows != "none" else HELD_COLOUR
+    return [("computed", COMPUTED_COLOUR), (word_between(schedule), colour)]
+
+
+def schedule_svg(schedule: Schedule) -> str:
+    """The unit × step map, steps from left to right, the first unit on top."""
+    lines, (_, (_, between)) = bands(schedule), legend(schedule)
+    cell_w, cell_h = max(3.0, 720 / schedule.steps), 13 if len(lines) > 1 else 26
+    left, top = 8 + 6.6 * max(len(line.name) for line in lines), 4
+    width, height = left + cell_w * schedule.steps + 4, top + cell_h * len(lines) + 34
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
+        f'aria-label="which unit is computed at which step" font-family="ui-monospace, monospace" font-size="10">'
+    ]
+    for i, line in enumerate(lines):
+        y = top + i * cell_h
+        parts.append(
+            f'<text x="{left - 6:.0f}" y="{y + cell_h / 2 + 3:.1f}" text-anchor="end" fill="currentColor">'
+            f"{in_html(line.name)}</text>"
+        )
+        for start, stop, on in _runs(line.active):
+            parts.append(
+                f'<rect x="{left + start * cell_w:.2f}" y="{y}" width="{(stop - start) * cell_w - 0.6:.2f}" '
+                f'height="{cell_h - 1.5}" fill="{COMPUTED_COLOUR if on else between}"/>'
+            )
+    base = top + cell_h * len(lines)
+    for step in _ticks(schedule.steps):
+        x = left + (step - 0.5) * cell_w
+        parts.append(f'<text x="{x:.1f}" y="{base + 12}" text-anchor="middle" fill="currentColor">{step}</text>')
+    middle = left + cell_w * schedule.steps / 2
+    parts.append(f'<text x="{middle:.0f}" y="{base + 27}" text-anchor="middle" fill="currentColor">step</text></svg>')
+    return "".join(parts)
+
+
+def _ticks(steps: int) -> list[int]:
+    """The first step, the last, and round numbers in between that leave room for each other."""
+    apart = next(apart for apart in (10, 20, 50, 100, 200, 500, steps) if steps <= 15 * apart)
+    between = [step for step in range(apart, steps, apart) if steps - step > apart / 3]
+    return [1, *between, *([steps] if steps > 1 else [])]
+
+
+def scores_svg(scores: Scores) -> str:
+    """A bar for each unit's score, coloured by kind."""
+    left, top, bar, row = 8 + 6.6 * max(len(unit.name) for unit in scores.units), 4, 520, 13
+    width, height = left + bar + 60, top + row * len(scores.units) + 4
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
+        f'aria-label="score of each unit" font-family="ui-monospace, monospace" font-size="10">'
+    ]
+    for i, unit in enumerate(scores.units):
+        y = top + i * row
+        parts.append(
+            f'<text x="{left - 6:.0f}" y="{y + 9.5:.1f}" text-anchor="end" fill="currentColor">'
+            f"{in_html(unit.name)}</text>"
+            f'<rect x="{left:.0f}" y="{y}" width="{max(1, unit.score * bar):.1f}" height="{row - 2.5}" '
+            f'fill="{KIND_COLOURS[unit.kind]}"/>'
+            f'<text x="{left + unit.score * bar + 5:.0f}" y="{y + 9.5:.1f}" fill="currentColor">{unit.score:.3f}</text>'
+        )
+    return "".join(parts) + "</svg>"
+
+
+def save_schedule_png(schedule: Schedule, path: Path) -> None:
+    figure, axes = _map(
+        schedule,
+        np.array([line.active for line in bands(schedule)]),
+        [line.name for line in bands(schedule)],
+        cmap=_two_colours([colour for _, colour in reversed(legend(schedule))]),
+        vmin=0,
+        vmax=1,
+    )
+    axes.set_title(f"{one_line(schedule.model)}: {work(schedule)}", fontsize=10, parse_math=False)
+    _save(figure, path)
+
+
+def save_errors_png(schedule: Schedule, errors: NDArray[np.float64], path: Path) -> None:
+    """How far off what is held was: of the output a bar for each step, of units a map whose computed cells are white.
+
+    errors  [1, step] of the network's output, or [unit, step]
+    """
+    if schedule.keep == "output":
+        figure, axes = _figure(None)
+        axes.bar(range(1, schedule.steps + 1), 100 * errors[0], color=COMPUTED_COLOUR)
+        axes.set_xlim(0.5, schedule.steps + 0.5)
+        axes.set_xlabel("step")
+        axes.set_ylabel("off by, % of the output")
+        title = f"{one_line(schedule.model)}: error of the predicted output"
+    else:
+        shown = np.ma.masked_where(schedule.active, 100 * errors)
+        figure, axes = _map(schedule, shown, list(map(one_line, schedule.units)), cmap="magma_r", vmin=0)
+        figure.colorbar(axes.images[0], label="off by, % of the stream")
+        title = f"{one_line(schedule.model)}: error of what is not computed (white: computed)"
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_title(title, fontsize=10, parse_math=False)
+    _save(figure, path)
+
+
+def save_scores_png(scores: Scores, path: Path) -> None:
+    figure, axes = _figure([one_line(unit.name) for unit in scores.units])
+    colours = [KIND_COLOURS[unit.kind] for unit in scores.units]
+    axes.barh(range(len(scores.units)), [unit.score for unit in scores.units], color=colours)
+    axes.set_ylim(len(scores.units) - 0.5, -0.5)
+    axes.set_xlim(0, 1.02)
+    kinds = dict.fromkeys(unit.kind for unit in scores.units)
+    handles = [axes.barh([0], [0], color=KIND_COLOURS[kind]) for kind in kinds]
+    axes.legend(handles, list(kinds), loc="lower right", fontsize=8)
+    title = f"{one_line(scores.model)}: SCR/Frobenius score of each unit"
+    axes.set_title(title, fontsize=10, parse_math=False)
+    _save(figure, path)
+
+
+def _two_colours(colours: list[str]) -> Any:
+    plotting()
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap(colours)
+
+
+def _map(schedule: Schedule, cells: Any, names: list[str], **look: Any) -> tuple[Any, Any]:
+    """cells [name, step] as colours, steps counted from 1."""
+    figure, axes = _figure(names)
+    extent = (0.5, schedule.steps + 0.5, len(names) - 0.5, -0.5)
+    axes.imshow(cells, aspect="auto", interpolation="nearest", extent=extent, **look)
+    axes.set_xlabel("step")
+    return figure, axes
+
+
+def _figure(names: list[str] | None) -> tuple[Any, Any]:
+    """With a line for each name, or none."""
+    plotting()
+    from matplotlib.figure import Figure
+
+    rows = 10 if names is None else len(names)
+    figure = Figure(figsize=(8, max(1.6, 0.8 + 0.17 * rows)), layout="constrained", dpi=150)
+    axes = figure.subplots()
+    if names is not None:
+        axes.set_yticks(range(rows), names, fontsize=6 if rows > 1 else 9, family="monospace", parse_math=False)
+    return figure, axes
+
+
+def _save(figure: Any, path: Path) -> None:
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png")
+
+
+def _runs(row: Any) -> list[tuple[int, int, bool]]:
+    """(start, stop, computed) of each run of held steps, and of each single computed step."""
+    runs: list[tuple[int, int, bool]] = []
+    for i, on in enumerate(row):
+        if not on and runs and not runs[-1][2]:
+            runs[-1] = (runs[-1][0], i + 1, False)
+        else:
+            runs.append((i, i + 1, bool(on)))
+    return runs

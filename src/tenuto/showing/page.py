@@ -1,0 +1,75 @@
+"""One self-contained HTML page: pictures, tables, the map and the scores, with nothing to fetch and no script."""
+
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from tenuto.files import write_text
+from tenuto.scheduling.schedule import Schedule
+from tenuto.scoring.scores import Scores
+from tenuto.showing.escaping import one_line
+from tenuto.showing.images import png_bytes
+from tenuto.showing.maps import KIND_COLOURS, legend, schedule_svg, scores_svg
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text: str = ""
+
+
+def write_page(
+    path: Path,
+    *,
+    title: str,
+    lead: str,
+    facts: Mapping[str, Any],
+    figures: Sequence[tuple[str, str]] = (),
+    pictures: Sequence[tuple[str, Image.Image]] = (),
+    drawings: Sequence[tuple[str, Image.Image]] = (),
+    tables: Sequence[Table] = (),
+    schedule: Schedule | None = None,
+    scores: Scores | None = None,
+) -> None:
+    """A page of whatever is given.
+
+    figures   (value, what it is), shown large
+    pictures  (caption, image), of the same noise with a schedule and without
+    drawings  (title, image), as wide as the page
+    facts     how all of it was made
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("tenuto", "showing"), autoescape=True, undefined=StrictUndefined, finalize=_printable
+    )
+    kinds = dict.fromkeys(unit.kind for unit in scores.units) if scores else {}
+    page = environment.get_template("page.html.jinja").render(
+        title=title,
+        lead=lead,
+        figures=figures,
+        pictures=[(caption, _data_uri(image)) for caption, image in pictures],
+        drawings=[(title, _data_uri(image)) for title, image in drawings],
+        tables=tables,
+        map=schedule_svg(schedule) if schedule else "",
+        key=legend(schedule) if schedule else [],
+        bars=scores_svg(scores) if scores else "",
+        kinds=[(kind.replace("_", "-"), KIND_COLOURS[kind]) for kind in kinds],
+        facts=list(facts.items()),
+    )
+    write_text(path, page)
+
+
+def _printable(value: Any) -> Any:
+    """Every value of the template on its way into the page: no control character passes. Tags are escaped by jinja."""
+    return value if hasattr(value, "__html__") else one_line(value)
+
+
+def _data_uri(image: Image.Image) -> str:
+    return f"data:image/png;base64,{b64encode(png_bytes(image)).decode()}"

@@ -1,0 +1,171 @@
+"""Language models: load one, and have it write, in full or under a schedule.
+
+    import tenuto
+    model = tenuto.text.load("tiny-llada")
+    texts = model.generate(["Tom has 12 apples and buys 7 more. How many apples? Answer:"], budget=0.5, length=16)
+    print(texts[0], texts.summary())
+
+LLaDA and Dream alike. Schedules are made for the steps asked for, and what runs them is kept from call to call, so that
+graphs recorded for one prompt serve the next.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tenuto import deciding, models
+from tenuto.errors import UsageError
+from tenuto.models import Model
+from tenuto.runtime.executor import Executor, Executors, Mode
+from tenuto.sampling.masked import Written, block_length_for, encoded, sampling_for, write_tokens
+from tenuto.scheduling.schedule import Schedule
+
+LENGTH = 64  # tokens to write
+BLOCK = 32  # tokens of a block, where a text has several
+PAD = 64  # where graphs are recorded, prompts are padded to a multiple of this
+
+
+def load(
+    name: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    mode: Mode = "auto",
+    compiled: bool = False,
+) -> "LanguageModel":
+    """A language model: a shipped one, a directory, or a hub id. `mode` and `compiled` are as of an executor."""
+    return LanguageModel(models.load(name, device=device, dtype=dtype), mode=mode, compiled=compiled)
+
+
+class Texts(list[str]):
+    """What was written, and what it took."""
+
+    def __init__(self, texts: Iterable[str], tokens: int, seconds: float, steps: int, work: float) -> None:
+        super().__init__(texts)
+        self.tokens = tokens  # of all texts, without their ends
+        self.seconds = seconds
+        self.steps = steps
+        self.work = work  # share of the unit-steps that the schedule computes
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    def summary(self) -> str:
+        work = "everything computed" if self.work == 1 else f"{self.work:.0%} of the unit-steps computed"
+        return (
+            f"{self.tokens} tokens in {self.seconds:.2f} s ({self.tokens_per_second:.1f} tokens/s), "
+            f"{self.steps} steps, {work}"
+        )
+
+
+class Writing(Iterator[Written]):
+    """Texts while they are written: iterate over what each step writes, or ask for `texts` to have them at once."""
+
+    def __init__(self, steps: Generator[Written, None, Tensor], finish: Callable[[Tensor, float], Texts]) -> None:
+        self._steps, self._finish = steps, finish
+        self._started: float | None = None
+        self._texts: Texts | None = None
+
+    def __next__(self) -> Written:
+        if self._started is None:
+            self._started = time.perf_counter()
+        try:
+            return next(self._steps)
+        except StopIteration as end:
+            if self._texts is None:
+                self._texts = self._finish(end.value, time.perf_counter() - self._started)
+            raise
+
+    @property
+    def texts(self) -> Texts:
+        """All of it; what is not yet written is written now, and nobody waits for its steps."""
+        for _ in self:
+            pass
+        assert self._texts is not None
+        return self._texts
+
+
+class LanguageModel:
+    def __init__(self, model: Model, *, mode: Mode = "auto", compiled: bool = False) -> None:
+        if model.architecture.asks_for != "prompt":
+            raise UsageError(f"{model.name} draws, it does not write; use tenuto.load and tenuto.generate.")
+        self.model = model
+        self._mode: Mode = mode
+        self._compiled = compiled
+        self._schedules: dict[tuple[Any, ...], Schedule] = {}
+        self._executors = Executors(lambda schedule, **how: Executor(model.network, schedule, **how))
+
+    def __repr__(self) -> str:
+        return f"<LanguageModel {self.model.name}: {self.model.architecture.name} on {self.model.device}>"
+
+    @property
+    def chats(self) -> bool:
+        """Whether it has a chat template."""
+        return bool(self.model.tokenizer.chats)
+
+    def schedule(
+        self, steps: int, *, blocks: int = 1, budget: float | None = None, speedup: float | None = None
+    ) -> Schedule:
+        """The schedule for so many steps in so many blocks; made once."""
+        key = (steps, blocks, budget, speedup)
+        if key not in self._schedules:
+            self._schedules[key] = deciding.schedule(self.model, steps, blocks=blocks, budget=budget, speedup=speedup)
+        return self._schedules[key]
+
+    def generate(self, prompts: Sequence[Any], **options: Any) -> Texts:
+        """What it writes after each prompt; the options are those of `stream`."""
+        return self.stream(prompts, **options).texts
+
+    def stream(
+        self,
+        prompts: Sequence[Any],
+        *,
+        budget: float | None = None,
+        speedup: float | None = None,
+        schedule: Schedule | None = None,
+        length: int = LENGTH,
+        steps: int | None = None,
+        block_length: int | None = None,
+        chat: bool = False,
+        batch: int = 16,
+        **options: Any,
+    ) -> Writing:
+        """The same step by step.
+
+        prompts       texts; or conversations, each a list of messages {"role": …, "content": …}
+        budget        share of unit-steps to compute, or `speedup`, how many times as fast as full inference it should
+                      be, or a `schedule` that was made before; with none of them everything is computed
+        length        tokens to write
+        steps         network evaluations. By default the schedule's, or one for each token
+        block_length  tokens finished before the next are begun. By default as the schedule was made, or 32 where that
+                      divides the length, or all of them
+        chat          whether to wrap prompts by the model's chat template
+        options       other fields of `MaskedSampling`: temperature, top_p, remasking, guidance, seed, …
+        """
+        if sum(one is not None for one in (budget, speedup, schedule)) > 1:
+            raise UsageError("Give one of budget, speedup and schedule: each says how much is computed.")
+        if block_length is None:
+            block_length = block_length_for(length, schedule) if schedule or length % BLOCK else BLOCK
+        if steps is None:
+            steps = length if schedule is None else schedule.steps
+        sampling = sampling_for(self.model, steps=steps, length=length, block_length=block_length, **options)
+        if budget is not None or speedup is not None:
+            schedule = self.schedule(steps, blocks=sampling.blocks, budget=budget, speedup=speedup)
+        if schedule is not None:
+            self.model.check_fits(schedule)
+        executor = self._executors.get(schedule, self._mode, self._compiled)
+        pad_to = PAD if executor.captures(self.model.device) else 1
+        tokens = encoded(self.model, prompts, chat)
+        writing = write_tokens(executor, tokens, sampling=sampling, batch=batch, pad_to=pad_to)
+
+        def finish(written: Tensor, seconds: float) -> Texts:
+            ended = (written == self.model.config.eos_token_id).cumsum(1) > 0
+            texts = (self.model.tokenizer.decode(row) for row in written.tolist())
+            return Texts(texts, int((~ended).sum()), seconds, steps, 1.0 if schedule is None else schedule.budget)
+
+        return Writing(writing, finish)

@@ -1,0 +1,1 @@
+"""The laboratory: what judges Tenuto, what it is compared with, and the paper's experiments."""

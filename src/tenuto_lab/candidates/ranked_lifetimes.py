@@ -1,0 +1,129 @@
+"""Rankings to compare the score with: each orders the units by another number, and all share one set of lifetimes.
+
+A ranking gives every unit a number. Units in the order of these numbers are given the lifetimes of the paper's
+schedule in the order of their length, so that two rankings differ in who lives how long and in nothing else: not in the
+work, not in how many units are computed at any step.
+
+A unit's number is the mean over its weight matrices. Depth is a unit's place among the units, from the input on; its
+reverse is depth oriented the other way.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tenuto.errors import UsageError
+from tenuto.scheduling.lifetimes import MIN_LIFETIME, lifetime_pattern, lifetimes
+from tenuto.scheduling.making import make
+from tenuto.scheduling.schedule import Keep, Predict, Schedule
+from tenuto.scoring.scores import Scores, UnitScore
+from tenuto.scoring.spectrum import Spectrum
+
+Statistic = Literal[
+    "random", "depth", "frobenius", "spectral_norm", "stable_rank", "frobenius_stable_rank", "scr", "score"
+]
+STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
+
+# Of one matrix.
+OF_A_MATRIX: Mapping[str, Callable[[Spectrum], float]] = {
+    "frobenius": lambda matrix: matrix.frobenius,
+    "spectral_norm": lambda matrix: matrix.spectral_norm,
+    "stable_rank": lambda matrix: matrix.stable_rank,
+    "frobenius_stable_rank": lambda matrix: matrix.frobenius * matrix.stable_rank,
+    "scr": lambda matrix: matrix.scr,
+}
+
+
+def statistic_of(scores: Scores, statistic: Statistic, seed: int = 0) -> NDArray[np.float64]:
+    """[unit]: the number that a ranking gives to each; `seed` is of the random one."""
+    if statistic not in STATISTICS:
+        raise UsageError(f"Units are ranked by one of {', '.join(STATISTICS)}, not by {statistic!r}.")
+    if statistic == "random":
+        return np.random.default_rng(seed).permutation(len(scores.units)).astype(np.float64)
+    if statistic == "depth":
+        return np.arange(len(scores.units), dtype=np.float64)
+    if statistic == "score":
+        return np.array([unit.score for unit in scores.units])
+    return np.array([_mean(unit, OF_A_MATRIX[statistic]) for unit in scores.units])
+
+
+def ranked_lifetimes(
+    scores: Scores,
+    steps: int,
+    ranking: Statistic,
+    budget: float | None = None,
+    seed: int = 0,
+    *,
+    orientation: int = 1,
+    tau: float | None = None,
+    min_lifetime: float = MIN_LIFETIME,
+    predict: Predict = "constant",
+    keep: Keep = "update",
+) -> Schedule:
+    """The lifetimes of the paper's schedule at this budget, or this τ, given out in the order of a ranking.
+
+    orientation  1: the larger the number the longer the life; −1: the shorter (see probing.sensitivity.orientation)
+    """
+    values = statistic_of(scores, ranking, seed)
+    policy: dict[str, object] = {"name": "ranked_lifetimes", "ranking": ranking, "orientation": orientation}
+    if ranking == "random":
+        policy["seed"] = seed
+    return _given_out(scores, steps, values, policy, orientation, budget, tau, min_lifetime, predict, keep)
+
+
+def lifetimes_by(
+    scores: Scores,
+    steps: int,
+    values: Sequence[float] | NDArray[np.float64],
+    name: str,
+    budget: float | None = None,
+    *,
+    orientation: int = 1,
+    tau: float | None = None,
+    min_lifetime: float = MIN_LIFETIME,
+    predict: Predict = "constant",
+    keep: Keep = "update",
+) -> Schedule:
+    """The same in the order of numbers that were measured; `name` says what they are."""
+    policy: dict[str, object] = {"name": "ranked_lifetimes", "ranking": name, "orientation": orientation}
+    numbers = np.asarray(values, dtype=np.float64)
+    return _given_out(scores, steps, numbers, policy, orientation, budget, tau, min_lifetime, predict, keep)
+
+
+def in_order(lives: Sequence[int], values: NDArray[np.float64]) -> NDArray[np.int_]:
+    """The same lifetimes, the shortest for the least value; of units with equal values the first lives longer."""
+    order = sorted(range(len(values)), key=lambda i: (values[i], -i))
+    given: NDArray[np.int_] = np.empty(len(values), dtype=np.int_)
+    given[order] = sorted(lives)
+    return given
+
+
+def _given_out(
+    scores: Scores,
+    steps: int,
+    values: NDArray[np.float64],
+    policy: dict[str, object],
+    orientation: int,
+    budget: float | None,
+    tau: float | None,
+    min_lifetime: float,
+    predict: Predict,
+    keep: Keep,
+) -> Schedule:
+    if orientation not in (1, -1):
+        raise UsageError(f"A ranking is oriented by 1 or −1, not by {orientation}.")
+    if values.shape != (len(scores.units),) or not np.isfinite(values).all():
+        raise UsageError(f"A ranking needs a finite number for each of the {len(scores.units)} units.")
+    spectral = lifetimes(scores, steps, tau=tau, budget=budget, min_lifetime=min_lifetime)
+    given = in_order(spectral.lifetimes, orientation * values)
+    policy |= {key: spectral.policy[key] for key in ("tau", "budget", "min_lifetime")}
+    return make(scores, lifetime_pattern(given, steps), predict, keep, policy, fingerprint=scores.fingerprint)
+
+
+def _mean(unit: UnitScore, statistic: Callable[[Spectrum], float]) -> float:
+    matrices = [matrix for part in unit.components for matrix in part.spectra.values()]
+    if not matrices:
+        raise UsageError(f"The scores say nothing of the weights of {unit.name}: score the model again.")
+    return float(np.mean([statistic(matrix) for matrix in matrices]))

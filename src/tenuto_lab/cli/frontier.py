@@ -1,0 +1,87 @@
+"""`tenuto lab frontier`: quality against work and time, for every policy and its rivals, on one model."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tenuto.cli.app import AsJson, Device, ModelName
+from tenuto_lab.cli.app import app, telling
+
+STEPS, TEXT_STEPS = 50, 64
+
+
+@app.command(epilog="Example: tenuto lab frontier tiny-dit --samples 8 --png frontier.png")
+def frontier(
+    model: ModelName,
+    steps: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=1000, help="Steps of the full run; repeat for more. Default: 50; 64 for text."),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, max=100_000, help="Samples for each seed.")] = 8,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds, each from other noise.")] = 3,
+    budgets: Annotated[
+        list[float] | None, typer.Option("--budget", help="A share of the work to try; repeat. Default: five of them.")
+    ] = None,
+    rivals: Annotated[bool, typer.Option(help="Also measure fewer steps and other caches.")] = True,
+    converged: Annotated[
+        int, typer.Option(min=0, max=100_000, help="Samples for each seed in 250, 500 and 1,000 steps as well.")
+    ] = 0,
+    block_length: Annotated[int, typer.Option(min=1, help="Text: finish so many tokens before the next.")] = 32,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the figures here, as JSON.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw quality against work and time.")] = None,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Measure quality against work and time, for every policy and its rivals, on this model. Takes minutes."""
+    import torch
+
+    from tenuto.cli.app import check_device
+    from tenuto.cli.console import out, print_json, say
+    from tenuto.cli.extras import needs
+    from tenuto.files import check_writable, write_json
+    from tenuto.models import load
+    from tenuto.provenance import provenance
+    from tenuto.scheduling.making import check_budget
+    from tenuto_lab.frontier import case_of, measure
+    from tenuto_lab.frontier.frontier_report import frontier_picture, frontier_tables
+
+    if png is not None:
+        needs("--png", "lab", "matplotlib")
+    place = check_device(device)
+    for path in (output, png):
+        if path is not None:
+            check_writable(path, reads=[model])
+    for budget in budgets or []:
+        check_budget(budget)
+    loaded = load(model, device=place, dtype=torch.float32)
+    text = loaded.architecture.asks_for == "prompt"
+    record: dict[str, Any] = {"cases": {}, "rows": [], "comparisons": []}
+    for count in steps or [TEXT_STEPS if text else STEPS]:
+        case = case_of(
+            loaded,
+            count,
+            samples=samples,
+            seeds=seeds,
+            budgets=budgets,
+            converged=converged,
+            rivals=rivals,
+            block_length=block_length,
+        )
+        with telling(f"Measuring {model} at {count} steps") as tell:
+            measured = measure(case, tell)
+        key = f"{model}:{count}"
+        record["rows"] += [{"case": key, **row.to_json()} for row in measured.rows]
+        record["comparisons"] += [{"case": key, **one.to_json()} for one in measured.comparisons]
+        record["cases"][key] = provenance(device, seed=0, converged=measured.converged)
+        if output is not None:
+            write_json(output, record)  # after each number of steps, so that Ctrl-C keeps what is finished
+    if png is not None:
+        frontier_picture(record, loaded.name, png)
+    if as_json:
+        print_json(record)
+    else:
+        out.print(frontier_tables(record), markup=False, soft_wrap=True)
+    for path in (output, png):
+        if path is not None:
+            say(f"Wrote {path}")

@@ -1,0 +1,66 @@
+"""`tenuto lab results`: one page of what the experiments found."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tenuto_lab.cli.app import RESULTS, app
+
+
+@app.command(epilog="Example: tenuto lab results --html results.html")
+def results(
+    folder: Annotated[Path, typer.Argument(help="Where `tenuto lab experiment` wrote.")] = RESULTS,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The page, in Markdown.")] = Path("docs/results.md"),
+    html: Annotated[Path | None, typer.Option(help="Also write a self-contained page here.")] = None,
+) -> None:
+    """Write one page of what the experiments found."""
+    from tenuto.cli.console import say
+    from tenuto.cli.extras import needs
+    from tenuto.errors import TenutoError
+    from tenuto.files import check_writable, read_json, write_text
+    from tenuto_lab.cli.experiment import draw_one
+    from tenuto_lab.paper import EXPERIMENTS
+    from tenuto_lab.paper.experiment_report import results_page
+
+    needs("The page", "lab", "matplotlib")
+    for path in (output, html):
+        if path is not None:
+            check_writable(path)
+    records = [
+        read_json(folder / f"{name}.json", "experiment") for name in EXPERIMENTS if (folder / f"{name}.json").exists()
+    ]
+    if not records:
+        raise TenutoError(f"There are no results in {folder}; `tenuto lab experiment all` makes them.")
+    for record in records:
+        draw_one(record, folder)
+    seen_from = Path(os.path.relpath(folder.resolve(), output.parent.resolve())).as_posix()
+    write_text(output, results_page(records, seen_from))
+    say(f"Wrote {output}")
+    if html is not None:
+        _html(records, folder, html)
+        say(f"Wrote {html}")
+
+
+def _html(records: list[dict[str, Any]], folder: Path, path: Path) -> None:
+    from PIL import Image
+
+    from tenuto.showing.page import Table, write_page
+    from tenuto_lab.paper.experiment_report import HEAD, cells, verdict
+
+    tables, pictures = [], []
+    for record in records:
+        rows = [cells(row) for row in record["rows"]]
+        tables.append(Table(record["title"], HEAD, rows, f"The paper: {record['claim']} Here: {verdict(record)}"))
+        if record["figure"]:
+            pictures.append((record["title"], Image.open(folder / f"{record['name']}.png")))
+    made = [record["provenance"] for record in records]
+    write_page(
+        path,
+        title="The paper's experiments, done again",
+        lead="What the paper says, what was measured on the reference models, and whether the claim holds there.",
+        facts={key: ", ".join(sorted({one[key] for one in made})) for key in ("commit", "torch", "hardware", "date")},
+        pictures=pictures,
+        tables=tables,
+    )

@@ -1,0 +1,87 @@
+"""Cases to measure: a model, what it is to draw or write, and who judges the result."""
+
+from collections.abc import Callable, Sequence
+from itertools import cycle, islice
+from typing import Any
+
+from tenuto.errors import UsageError
+from tenuto.models import Model, find
+from tenuto_lab.frontier.drawing import DrawingCase, measure_pictures
+from tenuto_lab.frontier.measurements import Frontier, Save
+from tenuto_lab.frontier.points import BUDGETS
+from tenuto_lab.frontier.writing import BUDGETS as TEXT_BUDGETS
+from tenuto_lab.frontier.writing import WritingCase, measure_texts
+from tenuto_lab.judging.judges import picture_judge, problems, text_judge
+
+CAPTIONS = ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")  # as the judge's classes
+LENGTH = 128  # tokens of a continuation; two are written at a step where nobody says otherwise
+Case = DrawingCase | WritingCase
+
+
+def case_of(
+    model: Model,
+    steps: int,
+    *,
+    samples: int,
+    seeds: int = 3,
+    batch: int = 64,
+    budgets: Sequence[float] | None = None,
+    converged: int = 0,
+    rivals: bool = True,
+    rankings: bool = True,
+    ours_only: bool = False,
+    block_length: int = 32,
+) -> Case:
+    """The case of a model at one number of steps.
+
+    samples    for each seed: pictures, or problems of each kind
+    converged  how many pictures of each seed are drawn in 250, 500 and 1,000 steps, too
+    """
+    if samples < 1 or seeds < 1:
+        raise UsageError("At least one sample of one seed must be made.")
+    if model.architecture.asks_for == "prompt":
+        if converged:
+            raise UsageError("A text has no converged output: with more steps than tokens there is nothing to write.")
+        return WritingCase(
+            model,
+            steps,
+            problems(find(model.name)),
+            text_judge(model.device),
+            LENGTH,
+            block_length,
+            count=samples,
+            seeds=range(seeds),
+            budgets=budgets or TEXT_BUDGETS,
+            rivals=rivals,
+            rankings=rankings,
+        )
+    judge = picture_judge(model, model.device)
+    labels, wanted = asked_for(model, samples)
+    return DrawingCase(
+        model,
+        steps,
+        wanted,
+        range(seeds),
+        min(batch, samples),
+        judge,
+        labels if judge is not None else None,
+        min(converged, samples),
+        budgets or BUDGETS,
+        rivals,
+        rankings,
+        ours_only,
+    )
+
+
+def asked_for(model: Model, samples: int) -> tuple[list[int], list[Any]]:
+    """The classes to draw, each as often as the others, and the requests for them (classes or captions)."""
+    by_class = model.architecture.asks_for == "class"
+    labels = list(islice(cycle(range(model.config.classes if by_class else len(CAPTIONS))), samples))
+    return labels, list(labels) if by_class else [f"a photo of a {CAPTIONS[i]}" for i in labels]
+
+
+def measure(
+    case: Case, say: Callable[[str], object] = lambda text: None, save: Save = lambda frontier: None
+) -> Frontier:
+    """Measure a case. After each point, `say` is told a line about it, and `save` is given the frontier so far."""
+    return measure_pictures(case, say, save) if isinstance(case, DrawingCase) else measure_texts(case, say, save)

@@ -1,0 +1,89 @@
+"""Metrics of answers: how right an answer is, from 0 to 1."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from decimal import Decimal, InvalidOperation
+
+from tenuto.errors import TenutoError, UsageError
+
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
+FENCED = re.compile(r"```(?:python|py)?\n(.*?)```", re.DOTALL)
+SECONDS = 10.0  # that a program may take
+
+
+def exact(output: str, answers: Sequence[str]) -> float:
+    return float(output.strip() in [answer.strip() for answer in answers])
+
+
+def contains(output: str, answers: Sequence[str]) -> float:
+    return float(any(answer.strip() in output for answer in answers))
+
+
+def numeric(output: str, answers: Sequence[str]) -> float:
+    """Whether the last number of the output is the last number of an answer."""
+    found = last_number(output)
+    return float(found is not None and found in [last_number(answer) for answer in answers])
+
+
+def last_number(text: str) -> Decimal | None:
+    numbers = NUMBER.findall(text)
+    try:
+        return Decimal(numbers[-1].replace(",", "")) if numbers else None
+    except InvalidOperation:
+        return None
+
+
+def rouge_l(output: str, answers: Sequence[str]) -> float:
+    """The F-measure of the longest common subsequence of words, with the answer it fits best."""
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError as error:
+        raise TenutoError("rouge-l needs rouge_score, which is not installed: pip install 'tenuto[eval]'") from error
+    scorer = RougeScorer(["rougeL"], use_stemmer=True)
+    return max(float(scorer.score(answer, output)["rougeL"].fmeasure) for answer in answers)
+
+
+METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
+    "exact": exact,
+    "contains": contains,
+    "numeric": numeric,
+    "rouge-l": rouge_l,
+}
+RUNS_CODE = "pass@1"
+GRADED = ("rouge-l",)  # the others are right or wrong
+
+
+def passes(output: str, tests: Sequence[str], before: str = "", seconds: float = SECONDS) -> float:
+    """Whether a program of `before`, the output and the tests ends well and in time.
+
+    It runs with this user's rights, in a process of its own and an empty directory: that bounds its time, and nothing
+    else. Run answers of a model that you do not trust in a container.
+    """
+    fenced = FENCED.search(output)
+    program = "\n".join([before + (fenced.group(1) if fenced else output), *tests])
+    with tempfile.TemporaryDirectory() as directory:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-c", program],
+            cwd=directory,
+            env={"PATH": os.defpath},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            return float(process.wait(seconds) == 0)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # and all it started: it leads a session of its own
+            process.wait()
+            return 0.0
+
+
+def check_metric(name: str, where: str) -> None:
+    if name != RUNS_CODE and name not in METRICS:
+        raise UsageError(f"{where}: the metric is one of {', '.join([*METRICS, RUNS_CODE])}, not {name!r}.")

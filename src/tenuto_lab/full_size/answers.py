@@ -1,0 +1,88 @@
+"""Answers to prompts by the masked sampler, with a schedule or without. Only an answer's own tokens are counted."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tenuto.errors import UsageError
+from tenuto.models import Model
+from tenuto.runtime.executor import Mode, executor_for
+from tenuto.sampling.masked import block_length_for, generate_tokens, sampling_for
+from tenuto.scheduling.schedule import Schedule
+
+LENGTH = 256  # tokens of an answer, as LLaDA is evaluated
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    tokens: int  # before the end of the text; the prompt's do not count
+    prompt_cut: bool  # whether the prompt was too long, and its beginning left out
+
+
+class Writer:
+    """A language model, and how it is to answer."""
+
+    def __init__(
+        self,
+        model: Model,
+        schedule: Schedule | None = None,
+        *,
+        length: int = LENGTH,
+        steps: int | None = None,
+        block_length: int | None = None,
+        chat: bool = False,
+        batch: int = 16,
+        mode: Mode = "auto",
+        compiled: bool = False,
+    ) -> None:
+        """steps         the schedule's, else one a token
+        block_length  as many blocks as the schedule was made for, else one
+        chat          wrap each prompt as a user's message, by the model's own template
+        """
+        if model.architecture.asks_for != "prompt":
+            raise UsageError(f"{model.name} draws; its pictures are evaluated by: tenuto lab eval samples {model.name}")
+        if schedule is not None:
+            model.check_fits(schedule)
+        self.model, self.schedule, self.chat, self.batch = model, schedule, chat, batch
+        self.sampling = sampling_for(
+            model,
+            steps=steps or (schedule.steps if schedule else length),
+            length=length,
+            block_length=block_length or block_length_for(length, schedule),
+            guidance=model.architecture.guidance,
+        )
+        self.how: dict[str, Any] = {"mode": mode, "compiled": compiled}
+        if schedule is not None and schedule.steps != self.sampling.steps:
+            raise UsageError(f"The schedule is for {schedule.steps} steps, not for {self.sampling.steps}.")
+        if length >= model.config.max_sequence_length:
+            raise UsageError(
+                f"{length} tokens leave no room for a prompt in the {model.config.max_sequence_length} that "
+                f"{model.name} was made for; say --length."
+            )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        sampling = {name: value for name, value in asdict(self.sampling).items() if name != "seed"}
+        return {**sampling, "chat": self.chat, "batch": self.batch, **self.how}
+
+    def answers(self, prompts: Sequence[str], until: Sequence[Sequence[str]] | None = None) -> list[Answer]:
+        """The answer to each prompt, cut at the first of its `until`."""
+        if not prompts:
+            return []
+        room = self.model.config.max_sequence_length - self.sampling.length
+        given = [self.model.tokenizer.encode(prompt, self.chat) for prompt in prompts]
+        executor = executor_for(self.model.network, self.schedule, **self.how)
+        rows = generate_tokens(executor, [one[-room:] for one in given], sampling=self.sampling, batch=self.batch)
+        stops = until or [()] * len(prompts)
+        return [
+            self._written(row, stop, len(one) > room)
+            for row, stop, one in zip(rows.tolist(), stops, given, strict=True)
+        ]
+
+    def _written(self, row: list[int], until: Sequence[str], cut: bool) -> Answer:
+        end = self.model.config.eos_token_id
+        answer = row[: row.index(end)] if end in row else row
+        text = self.model.tokenizer.decode(answer)
+        places = [text.index(stop) for stop in until if stop and stop in text]
+        return Answer(text[: min(places)] if places else text, len(answer), cut)

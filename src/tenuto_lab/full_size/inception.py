@@ -1,0 +1,66 @@
+"""The Inception network that published FIDs are taken in, from torch-fidelity."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tenuto.errors import CheckpointError, TenutoError, first_line
+
+SPATIAL_CHANNELS = 7  # of 17 × 17 places: what sFID is taken in
+
+
+class Inception:
+    """Pictures as bytes [B, 3, H, W] -> features, logits and spatial features."""
+
+    name = "Inception-v3 features (torch-fidelity)"
+
+    def __init__(self, extractor: Any) -> None:
+        self.extractor = extractor
+        self._spatial = torch.empty(0)
+        # The convolution that the published evaluation calls mixed_6/conv.
+        extractor.Mixed_6d.branch1x1.register_forward_hook(self._note)
+
+    def _note(self, module: object, inputs: object, output: Tensor) -> None:
+        self._spatial = output[:, :SPATIAL_CHANNELS].permute(0, 2, 3, 1).flatten(1).float()  # laid out as published
+
+    def __call__(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        features, logits = self.extractor(pixels)
+        return features, logits, self._spatial
+
+
+def load_inception(weights: Path | None, device: str | torch.device) -> Inception:
+    """With the weights in a file, else with those that torch-fidelity fetches."""
+    try:
+        from torch_fidelity import FeatureExtractorInceptionV3
+    except ImportError as error:
+        raise TenutoError(
+            f"Inception features need torch-fidelity and torchvision ({error}): pip install 'tenuto[eval]'. "
+            "Without them, compare in the features of the shipped classifiers: --features own"
+        ) from error
+    if weights is not None:
+        _check_plain(weights)
+    try:
+        extractor = FeatureExtractorInceptionV3(
+            "inception-v3-compat",
+            ["2048", "logits_unbiased"],
+            feature_extractor_weights_path=None if weights is None else str(weights),
+        )
+    except OSError as error:  # urllib's, too
+        raise TenutoError(
+            f"The Inception weights could not be fetched ({first_line(error)}); name a copy with --inception."
+        ) from error
+    except RuntimeError as error:
+        raise CheckpointError(f"{weights} does not hold torch-fidelity's Inception: {first_line(error)}") from error
+    return Inception(extractor.to(device))
+
+
+def _check_plain(path: Path) -> None:
+    """Refuse a file with anything but tensors: torch-fidelity would run whatever its pickle says."""
+    try:
+        torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise CheckpointError(f"Cannot read the Inception weights {path}: {error.strerror or error}.") from error
+    except Exception as error:  # the unpickler's own
+        raise CheckpointError(f"{path} is no plain file of tensors: {first_line(error)}") from error

@@ -1,0 +1,76 @@
+"""Two runs on the same questions: the difference of their scores, and whether it may be chance."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tenuto.errors import TenutoError, UsageError
+from tenuto.files import read_json
+from tenuto_lab.judging.statistics import Interval, mean_interval, paired_test
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of one task and metric: the second run's score less the first's."""
+
+    task: str
+    questions: int
+    first: float
+    second: float
+    difference: Interval
+    p: float  # two-sided
+    test: str
+    only_first: int  # questions that only the first got right, or on which it scored higher
+    only_second: int
+
+
+def compare(first: Path, second: Path) -> list[Difference]:
+    """Question by question; both runs must have answered the same ones."""
+    one, other = _questions(first), _questions(second)
+    if one.keys() != other.keys():
+        alone = sorted(one.keys() ^ other.keys())
+        raise UsageError(f"{first} and {second} are not of the same questions: only one has {', '.join(alone[:3])}.")
+    for name in one:
+        if one[name]["prompt_sha256"] != other[name]["prompt_sha256"]:
+            raise UsageError(f"{first} and {second} were asked {name} in different words.")
+    groups: dict[str, list[str]] = {}
+    for name, asked in one.items():
+        groups.setdefault(f"{asked['task']}, {asked['metric']}", []).append(name)
+    return [
+        difference(task, [one[name]["score"] for name in names], [other[name]["score"] for name in names])
+        for task, names in groups.items()
+    ]
+
+
+def difference(task: str, first: Sequence[float], second: Sequence[float]) -> Difference:
+    gained = [after - before for before, after in zip(first, second, strict=True)]
+    won, lost = sum(one > 0 for one in gained), sum(one < 0 for one in gained)
+    counted = set(first) | set(second) <= {0.0, 1.0}
+    return Difference(
+        task,
+        len(gained),
+        sum(first) / len(first),
+        sum(second) / len(second),
+        mean_interval(gained),
+        mcnemar(won, lost) if counted else paired_test(second, first),
+        "exact McNemar" if counted else "sign flips",
+        lost,
+        won,
+    )
+
+
+def mcnemar(won: int, lost: int) -> float:
+    """The p of an exact McNemar test on the questions that only one of the runs got right."""
+    total = won + lost
+    tail = sum(math.comb(total, k) for k in range(min(won, lost) + 1))
+    return min(1.0, 2 * tail / 2**total)
+
+
+def _questions(path: Path) -> dict[str, Mapping[str, Any]]:
+    listed = read_json(path, "result file").get("questions")
+    fields = ("id", "task", "metric", "prompt_sha256", "score")
+    if not isinstance(listed, list) or not listed or any(field not in one for one in listed for field in fields):
+        raise TenutoError(f"{path} holds no results of questions; `tenuto lab eval lm -o` writes such a file.")
+    return {one["id"]: one for one in listed}

@@ -1,0 +1,318 @@
+"""Samples by the ten thousand: made by many processes in fixed parts, and collected in one npz file.
+
+The file is laid out as the field's reference batches are: `arr_0` holds the pictures [N, H, W, C] as bytes, `arr_1` the
+classes where there are any. A sample depends on its index alone, and on the batch that it is always made in.
+"""
+
+import hashlib
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from tenuto import __version__
+from tenuto.errors import CheckpointError, TenutoError, UsageError
+from tenuto.files import check_writable, read_json, replacing, write_json
+from tenuto.models import find, load
+from tenuto.provenance import provenance
+from tenuto.runtime.executor import Executor, Mode, executor_for
+from tenuto.sampling.pictures import Sampling, Solver, decode, generate, vae_of
+from tenuto.scheduling.schedule import Schedule, identity
+from tenuto.scoring.checkpoint import ModuleTensors, fingerprint_of
+from tenuto.showing.images import save_image, to_pixels
+from tenuto_lab.full_size.jobs import SETTINGS, Job, Worker
+
+SET, MANIFEST, PICTURES, PARTS = "samples.npz", "manifest.json", "pictures", "parts"
+Precision = Literal["float32", "bfloat16", "float16"]
+Pixels = NDArray[np.uint8]  # [N, H, W, C]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be sampled, as asked for."""
+
+    model: str
+    samples: int
+    schedule: Schedule | None = None
+    captions: tuple[str, ...] = ()  # of a model that draws captions; they come round again
+    steps: int | None = None  # the schedule's, else 50
+    guidance: float | None = None  # the family's
+    solver: Solver | None = None  # ddim
+    seed: int = 0  # of the first sample; the others count up
+    batch: int = 32
+    dtype: Precision | None = None  # the checkpoint's own; float32 on a CPU
+    vae: Path | None = None
+    mode: Mode = "auto"
+    compiled: bool = False
+    device: str = "cpu"
+
+    @property
+    def all_steps(self) -> int:
+        return self.steps or (self.schedule.steps if self.schedule else 50)
+
+    @property
+    def torch_dtype(self) -> torch.dtype | None:
+        return None if self.dtype is None else getattr(torch, self.dtype)
+
+
+class Painter(Protocol):
+    """Draws the pictures of given indices, and says under which settings."""
+
+    classes: int | None
+
+    @property
+    def settings(self) -> dict[str, Any]: ...
+
+    def draw(self, indices: range) -> Pixels: ...
+
+
+def make_samples(
+    order: Order,
+    output: Path,
+    worker: Worker | None = None,
+    png: bool = False,
+    told: Callable[[int], object] = lambda samples: None,
+) -> dict[str, Any] | None:
+    """This process's share of the samples; the manifest once they are all there, and None until then.
+
+    Every process of the job calls this with the same order, now or later; what is there already is not made again.
+    """
+    worker = worker or Worker.from_environment()
+    check_writable(output / MANIFEST)
+    with _one_thread(order.device):
+        painter = painter_for(order, worker)
+        settings = settings_of(order, painter)
+        job = Job(output / MANIFEST, output / PARTS, settings, order.samples, order.batch)
+        job.run(lambda indices: _stored(painter.draw(indices)), worker, lambda part: told(len(part)))
+
+    def collect(paths: Sequence[Path]) -> None:
+        labels = None if painter.classes is None else np.arange(order.samples, dtype=np.int64) % painter.classes
+        write_set(output / SET, paths, labels)
+        if png:
+            _save_pictures(output / PICTURES, paths)
+        captions = {"captions": list(order.captions)} if order.captions else {}
+        seeds = [order.seed, order.seed + order.samples - 1]
+        told_of = provenance(
+            order.device, seeds=seeds, processes=worker.world, sha256=_digest(output / SET), **captions
+        )
+        write_json(output / MANIFEST, {SETTINGS: settings, "provenance": told_of})
+
+    return read_json(output / MANIFEST, "manifest") if job.finish(collect) else None
+
+
+def settings_of(order: Order, painter: Painter) -> dict[str, Any]:
+    """Everything that the bytes of the samples depend on. A job is identified by it."""
+    text = "\n".join(order.captions)
+    return {
+        "tenuto": __version__,
+        "model": order.model,
+        **painter.settings,
+        "schedule": identity(order.schedule),
+        "steps": order.all_steps,
+        "samples": order.samples,
+        "seed": order.seed,
+        "batch": order.batch,
+        "captions": f"{len(order.captions)}, sha256:{_sha(text.encode())}" if order.captions else None,
+        "mode": order.mode,
+        "compiled": order.compiled,
+        "device": torch.device(order.device).type,
+    }
+
+
+def painter_for(order: Order, worker: Worker) -> Painter:
+    device = torch.device(worker.device(order.device))
+    place = find(order.model)
+    if (place / "model_index.json").exists() and (place / "unet").is_dir():
+        return PipelinePainter(order, device)
+    return ModelPainter(order, device)
+
+
+class ModelPainter:
+    """A model of ours, with the VAE that lies beside it or was named."""
+
+    def __init__(self, order: Order, device: torch.device) -> None:
+        self.order = order
+        self.model = model = load(order.model, device=device, dtype=order.torch_dtype)
+        asks_for = model.architecture.asks_for
+        if asks_for == "prompt":
+            raise UsageError(f"{model.name} writes text; it is evaluated by: tenuto lab eval lm {model.name}")
+        if asks_for == "class" and order.captions:
+            raise UsageError(f"{model.name} draws classes, each as often as the others; --captions is not for it.")
+        if asks_for == "caption" and not order.captions:
+            raise UsageError(f"{model.name} draws captions: name a file of them, one a line, with --captions.")
+        self.classes: int | None = model.config.classes if asks_for == "class" else None
+        guidance = model.architecture.guidance if order.guidance is None else order.guidance
+        self.sampling = Sampling(steps=order.all_steps, solver=order.solver or "ddim", guidance=guidance)
+        self.vae = vae_of(model, order.vae)
+        self.executor: Executor = executor_for(model.network, order.schedule, order.mode, order.compiled)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "weights": sorted(self.model.fingerprints),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "solver": self.sampling.solver,
+            "guidance": self.sampling.guidance,
+            "classes": self.classes,
+            "vae": _described(self.vae),
+        }
+
+    def draw(self, indices: range) -> Pixels:
+        wanted: dict[str, Any] = (
+            {"captions": [caption_of(self.order.captions, i) for i in indices]}
+            if self.classes is None
+            else {"classes": [i % self.classes for i in indices]}
+        )
+        samples = generate(
+            self.model,
+            **wanted,
+            executor=self.executor,
+            seeds=[self.order.seed + i for i in indices],
+            sampling=self.sampling,
+            batch=len(indices),
+        )
+        return to_pixels(samples if self.vae is None else decode(samples, self.vae))
+
+
+class PipelinePainter:
+    """A diffusers text-to-image pipeline draws, its denoiser under the schedule."""
+
+    classes: int | None = None
+
+    def __init__(self, order: Order, device: torch.device) -> None:
+        from diffusers import DiffusionPipeline
+
+        from tenuto.models.diffusers.attachment import units_in
+        from tenuto.models.diffusers.denoisers import denoiser_of
+        from tenuto.pipelines.enable import accelerated
+
+        if not order.captions:
+            raise UsageError(f"{order.model} draws captions: name a file of them, one a line, with --captions.")
+        if order.solver or order.vae:
+            raise UsageError(f"{order.model} is a whole pipeline: its own solver and VAE draw.")
+        self.order = order
+        options = {} if order.torch_dtype is None else {"torch_dtype": order.torch_dtype}
+        try:
+            self.pipe = DiffusionPipeline.from_pretrained(str(find(order.model)), **options).to(device)
+        except Exception as error:  # whatever a damaged directory makes diffusers stumble over
+            raise CheckpointError(f"{order.model} is no pipeline that diffusers can load: {error}") from error
+        self.pipe.set_progress_bar_config(disable=True)
+        denoiser = denoiser_of(self.pipe)
+        keys = {key for unit in units_in(denoiser) for key in unit.tensors()}
+        self.weights = fingerprint_of(ModuleTensors(denoiser), keys)
+        self.dtype = str(denoiser.dtype).removeprefix("torch.")
+        self._held = ExitStack()  # for as long as the pipeline lives
+        if order.schedule is not None:
+            # Weights that are rounded on request are not those that the schedule was made from, by their bytes.
+            how: dict[str, Any] = {"mode": order.mode, "compiled": order.compiled, "check_weights": order.dtype is None}
+            self._held.enter_context(accelerated(self.pipe, schedule=order.schedule, **how))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "weights": [self.weights],
+            "dtype": self.dtype,
+            "solver": type(self.pipe.scheduler).__name__,
+            "guidance": self.order.guidance,  # None: the pipeline's own
+            "vae": _described(self.pipe.vae, "the pipeline's"),
+        }
+
+    def draw(self, indices: range) -> Pixels:
+        generators = [torch.Generator().manual_seed(self.order.seed + i) for i in indices]
+        guidance = {} if self.order.guidance is None else {"guidance_scale": self.order.guidance}
+        images = self.pipe(
+            [caption_of(self.order.captions, i) for i in indices],
+            num_inference_steps=self.order.all_steps,
+            generator=generators,
+            output_type="np",
+            **guidance,
+        ).images
+        return (images * 255).round().astype(np.uint8)
+
+
+def write_set(path: Path, parts: Sequence[Path], labels: NDArray[np.int64] | None) -> None:
+    """The parts one after another as `arr_0` of an npz file; no more than one of them is in memory."""
+    shapes = [np.load(part, mmap_mode="r").shape for part in parts]
+    if wrong := [part for part, shape in zip(parts, shapes, strict=True) if shape[1:] != shapes[0][1:]]:
+        raise TenutoError(f"{wrong[0]} holds pictures of another shape than {parts[0]}; take another directory.")
+    whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+    header = {"descr": "|u1", "fortran_order": False, "shape": whole}
+    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+        with archive.open(zipfile.ZipInfo("arr_0.npy"), "w", force_zip64=True) as member:
+            np.lib.format.write_array_header_1_0(member, header)
+            for part in parts:
+                member.write(np.load(part).tobytes())
+        if labels is not None:
+            with archive.open(zipfile.ZipInfo("arr_1.npy"), "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, labels)
+
+
+def read_captions(path: Path) -> tuple[str, ...]:
+    """One a line; empty lines do not count."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TenutoError(f"Cannot read the captions {path}: {error}.") from error
+    captions = tuple(line.strip() for line in lines if line.strip())
+    if not captions:
+        raise TenutoError(f"{path} holds no captions: one a line is expected.")
+    return captions
+
+
+def caption_of(captions: Sequence[str], index: int) -> str:
+    """The caption of a sample. After the last caption the first comes again."""
+    return captions[index % len(captions)]
+
+
+def _save_pictures(directory: Path, parts: Sequence[Path]) -> None:
+    index = 0
+    for part in parts:
+        for pixels in np.load(part):
+            save_image(
+                Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels), directory / f"{index:06d}.png"
+            )
+            index += 1
+
+
+def _stored(pixels: Pixels) -> bytes:
+    file = BytesIO()
+    np.save(file, pixels)
+    return file.getvalue()
+
+
+def _described(vae: Any, name: str | None = None) -> dict[str, str] | None:
+    """name: by default the directory that it was loaded from."""
+    if vae is None:
+        return None
+    name = name or str(vae.config["_name_or_path"])
+    tensors, dtype = ModuleTensors(vae), str(next(vae.parameters()).dtype).removeprefix("torch.")
+    return {"name": name, "fingerprint": fingerprint_of(tensors, tensors.shapes), "dtype": dtype}
+
+
+@contextmanager
+def _one_thread(device: str) -> Iterator[None]:
+    """On a CPU, sums depend on the number of threads, which launchers choose. So each process computes with one."""
+    threads = torch.get_num_threads()
+    if torch.device(device).type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,230 @@
+"""Language tasks: our own from JSONL files, without any network, or the harness's by name; a result for each question.
+
+A line of a task file is an object: `prompt`, `answer` (or a list of them), and perhaps `metric` (exact, contains,
+numeric, rouge-l or pass@1; exact if nothing is said), `id`, `until` (strings that end an answer) and, of pass@1, `code`
+that goes before the output; its answer is the code that tests it.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tenuto import __version__
+from tenuto.errors import TenutoError, UsageError
+from tenuto.files import read_json, write_json
+from tenuto.provenance import provenance
+from tenuto.scheduling.schedule import identity
+from tenuto_lab.full_size.answer_metrics import GRADED, METRICS, RUNS_CODE, check_metric, passes
+from tenuto_lab.full_size.answers import Answer, Writer
+from tenuto_lab.full_size.jobs import SETTINGS, Job, Worker
+from tenuto_lab.judging.statistics import mean_interval
+
+FIELDS = {"id", "prompt", "answer", "metric", "until", "code"}
+
+
+@dataclass(frozen=True)
+class Question:
+    id: str
+    task: str
+    prompt: str
+    answers: tuple[str, ...]
+    metric: str = "exact"
+    until: tuple[str, ...] = ()
+    code: str = ""
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """The result of a question, with enough to pair it with another run's."""
+
+    id: str
+    task: str
+    metric: str
+    prompt_sha256: str
+    output: str
+    score: float
+    correct: bool | None  # None where the metric is graded
+    tokens: int | None  # of the answer alone
+    prompt_cut: bool = False  # whether the prompt was too long, and its beginning left out
+
+
+def read_tasks(path: Path, limit: int | None = None) -> list[Question]:
+    """The questions of a JSONL file. The task has the name of the file."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TenutoError(f"Cannot read the tasks {path}: {error}.") from error
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()][:limit]
+    questions = [_question(line, f"{path}, line {number}", path.stem, number) for number, line in numbered]
+    if not questions:
+        raise TenutoError(f"{path} holds no questions: one object a line is expected.")
+    names = [question.id for question in questions]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise TenutoError(f"{path} has the id {twice[0]!r} twice.")
+    return questions
+
+
+def _question(line: str, where: str, task: str, number: int) -> Question:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise TenutoError(f"{where}: this is not valid JSON ({error}).") from error
+    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
+        raise TenutoError(f"{where}: an object with a prompt is expected.")
+    if unknown := sorted(set(record) - FIELDS):
+        raise TenutoError(f"{where}: {unknown[0]!r} is none of the fields {', '.join(sorted(FIELDS))}.")
+    answers, until = _strings(record, "answer", where), _strings(record, "until", where)
+    if not answers:
+        raise TenutoError(f"{where}: there is no answer.")
+    metric = record.get("metric", "exact")
+    check_metric(metric, where)
+    name = str(record.get("id", number))
+    return Question(f"{task}/{name}", task, record["prompt"], answers, metric, until, str(record.get("code", "")))
+
+
+def _strings(record: Mapping[str, Any], field: str, where: str) -> tuple[str, ...]:
+    given = record.get(field, [])
+    listed = given if isinstance(given, list) else [given]
+    if not all(isinstance(one, str | int | float) for one in listed):
+        raise TenutoError(f"{where}: {field!r} should be text, or a list of texts.")
+    return tuple(str(one) for one in listed)
+
+
+def judged(question: Question, written: Answer) -> TaskResult:
+    score = (
+        passes(written.text, question.answers, question.code)
+        if question.metric == RUNS_CODE
+        else METRICS[question.metric](written.text, question.answers)
+    )
+    return TaskResult(
+        question.id,
+        question.task,
+        question.metric,
+        hashlib.sha256(question.prompt.encode()).hexdigest(),
+        written.text,
+        score,
+        None if question.metric in GRADED else score == 1.0,
+        written.tokens,
+        written.prompt_cut,
+    )
+
+
+def run_files(
+    writer: Writer,
+    files: Sequence[Path],
+    output: Path,
+    *,
+    limit: int | None = None,
+    allow_code: bool = False,
+    worker: Worker | None = None,
+    told: Callable[[int], object] = lambda questions: None,
+) -> dict[str, Any] | None:
+    """This process's share of the questions; all results once they are there, and None until then."""
+    worker = worker or Worker.from_environment()
+    questions = [question for path in files for question in read_tasks(path, limit)]
+    if not allow_code and any(question.metric == RUNS_CODE for question in questions):
+        raise UsageError("pass@1 runs what the model writes; allow that with --allow-code-execution.")
+    contents = hashlib.sha256(repr(questions).encode()).hexdigest()
+    settings = settings_of(writer, tasks=[path.stem for path in files], limit=limit, questions=f"sha256:{contents}")
+    job = Job(output, output.with_name(f"{output.name}.parts"), settings, len(questions), writer.batch)
+
+    def answer(part: range) -> bytes:
+        asked = [questions[i] for i in part]
+        written = writer.answers([one.prompt for one in asked], [one.until for one in asked])
+        results = [asdict(judged(one, text)) for one, text in zip(asked, written, strict=True)]
+        return json.dumps(results).encode()
+
+    def collect(paths: Sequence[Path]) -> None:
+        results = [TaskResult(**one) for path in paths for one in json.loads(path.read_bytes())]
+        write_json(output, record(settings, results, provenance(writer.model.device, processes=worker.world)))
+
+    job.run(answer, worker, lambda part: told(len(part)))
+    return read_json(output, "results") if job.finish(collect) else None
+
+
+def run_named(
+    lm: Any,
+    tasks: Sequence[str | dict[str, Any]],
+    output: Path,
+    *,
+    limit: int | None = None,
+    fewshot: int | None = None,
+    allow_code: bool = False,
+    task_manager: Any = None,
+) -> dict[str, Any] | None:
+    """Tasks of the harness, by name or as it describes them; the results in the process of rank 0, None in others.
+
+    What was answered is noted beside the output, so that an interrupted run goes on. The `task_manager` is where the
+    harness finds tasks, if not among its own.
+    """
+    import lm_eval
+
+    writer = lm.writer
+    estimates = {"draws": lm.draws, "greedy": lm.greedy, "seed": lm.seed}
+    settings = settings_of(writer, tasks=list(tasks), limit=limit, fewshot=fewshot, **estimates)
+    if output.exists():
+        raise UsageError(f"{output} is there already; take another name, or remove it.")
+    notes = output.with_name(f"{output.name}.{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]}")
+    options: dict[str, Any] = {"limit": limit, "num_fewshot": fewshot, "confirm_run_unsafe_code": allow_code}
+    found = lm_eval.simple_evaluate(lm, tasks=list(tasks), use_cache=str(notes), task_manager=task_manager, **options)
+    counts = lm.gather_object(lm.answer_tokens)
+    if found is not None:
+        tokens = {prompt: count for part in counts for prompt, count in part.items()}
+        results = [one for name, samples in found["samples"].items() for one in _results(name, samples, tokens)]
+        told = json.loads(json.dumps(found["results"], default=str), parse_constant=str)
+        origin = provenance(writer.model.device, processes=lm.world_size)
+        write_json(output, {**record(settings, results, origin), "harness": told})
+    lm.barrier()
+    notes.with_name(f"{notes.name}_rank{lm.rank}.db").unlink(missing_ok=True)
+    return None if found is None else read_json(output, "results")
+
+
+def _results(task: str, samples: Sequence[Mapping[str, Any]], tokens: Mapping[str, int]) -> list[TaskResult]:
+    """Of the harness's samples: one for each question, filter and metric that is a number."""
+    results = []
+    for sample in sorted(samples, key=lambda one: int(one["doc_id"])):
+        prompt = str(sample["arguments"][0][0])
+        for metric in sample["metrics"]:
+            value = sample[metric]
+            if isinstance(value, bool | int | float):
+                name = f"{task}/{sample['doc_id']}/{sample['filter']}/{metric}"
+                correct = None if value not in (0, 1) else bool(value)
+                output = str(sample["filtered_resps"][0])
+                digest = hashlib.sha256(prompt.encode()).hexdigest()
+                label = f"{task}/{sample['filter']}"
+                results.append(
+                    TaskResult(name, label, metric, digest, output, float(value), correct, tokens.get(prompt))
+                )
+    return results
+
+
+def settings_of(writer: Writer, **asked: Any) -> dict[str, Any]:
+    model = writer.model
+    return {
+        "tenuto": __version__,
+        "model": model.name,
+        "weights": sorted(model.fingerprints),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": model.device.type,
+        "schedule": identity(writer.schedule),
+        **writer.settings,
+        **asked,
+    }
+
+
+def record(settings: Mapping[str, Any], results: Sequence[TaskResult], origin: Mapping[str, Any]) -> dict[str, Any]:
+    """What is stored: a mean with its interval for each task and metric, and every question."""
+    groups: dict[str, list[TaskResult]] = {}
+    for one in results:
+        groups.setdefault(f"{one.task}, {one.metric}", []).append(one)
+    figures = {name: _figures(group) for name, group in groups.items()}
+    return {SETTINGS: settings, "tasks": figures, "questions": [asdict(one) for one in results], "provenance": origin}
+
+
+def _figures(group: Sequence[TaskResult]) -> dict[str, Any]:
+    counted = [one.tokens for one in group if one.tokens is not None]
+    mean = sum(counted) / len(counted) if counted else None
+    return {"questions": len(group), "score": mean_interval([one.score for one in group]), "answer_tokens": mean}

@@ -1,0 +1,1 @@
+"""Who judges samples: classifiers, a language model, distances between sets, and intervals."""

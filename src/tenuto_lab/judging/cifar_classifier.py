@@ -1,0 +1,68 @@
+"""A small CIFAR-10 classifier: tells whether a sample is of the class that its caption asked for.
+
+Its penultimate features are what Fréchet distances between sets of samples are taken in.
+"""
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from tenuto.errors import CheckpointError
+from tenuto_lab.judging.classifier import convolution
+
+CLASSES = 10
+FEATURES = 184
+
+
+class ResidualPair(nn.Module):
+    """Two convolutions beside a shortcut."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(convolution(width, width), convolution(width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.branch(x)
+
+
+class CifarClassifier(nn.Module):
+    """A nine-layer residual network, pooled to one vector, and a linear layer: x [B, 3, 32, 32] in [-1, 1]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.Sequential(
+            convolution(3, 48),
+            convolution(48, 96),
+            nn.MaxPool2d(2),
+            ResidualPair(96),
+            convolution(96, 144),
+            nn.MaxPool2d(2),
+            convolution(144, FEATURES),
+            nn.MaxPool2d(2),
+            ResidualPair(FEATURES),
+        )
+        self.head = nn.Linear(FEATURES, CLASSES)
+
+    def features(self, x: Tensor) -> Tensor:
+        """[B, 184]: what the logits are a linear function of."""
+        return self.convolutions(x).amax(dim=(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+def load_cifar_classifier(directory: Path) -> CifarClassifier:
+    """The classifier stored in a directory, ready to judge."""
+    path = directory / "model.safetensors"
+    if not path.is_file():
+        raise CheckpointError(
+            f"There is no classifier at {path}; train one with python -m training.train_cifar_classifier."
+        )
+    classifier = CifarClassifier()
+    try:
+        classifier.load_state_dict(load_file(path))
+    except (SafetensorError, RuntimeError) as error:
+        raise CheckpointError(f"{path} does not hold this classifier's weights, or not whole: {error}") from error
+    return classifier.eval()

@@ -1,0 +1,59 @@
+"""A small Fashion-MNIST classifier: tells whether a sample is of the class that was asked for.
+
+Its penultimate features are what Fréchet distances between sets of samples are taken in.
+"""
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from tenuto.errors import CheckpointError
+
+CLASSES = 10
+FEATURES = 128
+
+
+def convolution(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)
+    )
+
+
+class Classifier(nn.Module):
+    """Six plain convolutions, pooled to one vector, and a linear layer: x [B, 1, 32, 32] in [-1, 1]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.Sequential(
+            convolution(1, 32),
+            convolution(32, 32),
+            nn.MaxPool2d(2),
+            convolution(32, 64),
+            convolution(64, 64),
+            nn.MaxPool2d(2),
+            convolution(64, FEATURES),
+            convolution(FEATURES, FEATURES),
+        )
+        self.head = nn.Linear(FEATURES, CLASSES)
+
+    def features(self, x: Tensor) -> Tensor:
+        """[B, 128]: what the logits are a linear function of."""
+        return self.convolutions(x).mean(dim=(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+def load_classifier(directory: Path) -> Classifier:
+    """The classifier stored in a directory, ready to judge."""
+    path = directory / "model.safetensors"
+    if not path.is_file():
+        raise CheckpointError(f"There is no classifier at {path}; train one with python -m training.train_classifier.")
+    classifier = Classifier()
+    try:
+        classifier.load_state_dict(load_file(path))
+    except (SafetensorError, RuntimeError) as error:
+        raise CheckpointError(f"{path} does not hold this classifier's weights, or not whole: {error}") from error
+    return classifier.eval()

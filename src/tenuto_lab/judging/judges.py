@@ -1,0 +1,229 @@
+"""The judges of samples: classifiers for pictures, and a small causal language model for text.
+
+judge = picture_judge(model, "cuda")
+distance, low, high = judge.distance(images).interval
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from tenuto.errors import CheckpointError, TenutoError, UsageError, first_line
+from tenuto.files import check_fields, read_json
+from tenuto.models import Model, shipped
+from tenuto_lab.judging.cifar_classifier import CifarClassifier, load_cifar_classifier
+from tenuto_lab.judging.classifier import Classifier, load_classifier
+from tenuto_lab.judging.statistics import Distance, Statistics
+
+CHUNK = 1000  # pictures at once
+ROWS = 64  # texts at once
+TINY = 1e-10  # added to lengths that are divided by, as LPIPS does
+END_OF_TEXT = 1
+TIED = "lm_head.weight"  # not stored: it is the embedding
+
+PictureClassifier = Classifier | CifarClassifier
+# Which classifier knows a model's pictures, by their shape.
+CLASSIFIERS: dict[tuple[int, ...], tuple[str, Callable[[Path], PictureClassifier]]] = {
+    (1, 32, 32): ("fashion-classifier", load_classifier),
+    (3, 32, 32): ("cifar-classifier", load_cifar_classifier),
+}
+
+
+class PictureJudge:
+    """A classifier, and the statistics of real pictures in its features. Answers lie on the classifier's device."""
+
+    def __init__(
+        self, name: str, module: PictureClassifier, statistics: Statistics | None = None, labels: Sequence[str] = ()
+    ) -> None:
+        self.name = f"{name} features"
+        self.module = module
+        self.statistics = statistics  # of real held-out pictures
+        self.labels = list(labels)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> Tensor:
+        """[N, D]: what Fréchet distances are taken in."""
+        return torch.cat([self.module.features(part) for part in self._parts(images)])
+
+    def distance(self, images: Tensor) -> Distance | None:
+        """The Fréchet distance of pictures from real ones; None if they are too few for an invertible covariance."""
+        if self.statistics is None or len(images) <= len(self.statistics.mean):
+            return None
+        return Distance.of(self.features(images).cpu(), self.statistics.to("cpu"))
+
+    @torch.no_grad()
+    def agrees(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Whether it takes each picture for one of the class asked for: bool [N]."""
+        if len(images) != len(labels):
+            raise ValueError(f"{len(images)} pictures cannot have {len(labels)} labels")
+        guesses = torch.cat([self.module(part).argmax(1) for part in self._parts(images)])
+        return guesses == labels.to(self.device)
+
+    @torch.no_grad()
+    def perceptual(self, images: Tensor, reference: Tensor) -> Tensor:
+        """How different each picture looks from its reference, like LPIPS without learnt weights: [N], 0 if equal.
+
+        After each convolution the channels at a place are scaled to length 1; their squared differences are averaged
+        over places and summed over convolutions.
+        """
+        if images.shape != reference.shape:
+            raise ValueError(
+                f"pictures of shape {tuple(images.shape)} cannot be compared with {tuple(reference.shape)}"
+            )
+        pairs = zip(self._parts(images), self._parts(reference), strict=True)
+        return torch.cat([self._differences(part, other) for part, other in pairs])
+
+    def _differences(self, a: Tensor, b: Tensor) -> Tensor:
+        total = torch.zeros(len(a), device=a.device)
+        for stage in self.module.convolutions:
+            a, b = stage(a), stage(b)
+            if not isinstance(stage, nn.MaxPool2d):
+                total += (_directions(a) - _directions(b)).square().sum(dim=1).mean(dim=(1, 2))
+        return total
+
+    def _parts(self, images: Tensor) -> Iterator[Tensor]:
+        if images.ndim != 4 or not len(images):
+            raise ValueError(f"pictures should be [N, C, H, W], not {tuple(images.shape)}")
+        return (part.to(self.device, torch.float32).clamp(-1, 1) for part in images.split(CHUNK))
+
+
+def picture_judge(model: Model, device: str | torch.device) -> PictureJudge | None:
+    """The shipped judge of a model's pictures; None if no judge knows pictures of this kind."""
+    shape = getattr(model.config, "sample_shape", None)  # a language model has none
+    judge = None if shape is None else judge_of(shape, device)
+    if judge is None:
+        return None
+    # A model with classes of its own kind would be judged by what its pictures do not show.
+    classes, labels = getattr(model.config, "classes", len(judge.labels)), list(model.labels or judge.labels)
+    return judge if classes == len(judge.labels) and labels == judge.labels else None
+
+
+def judge_of(shape: tuple[int, ...], device: str | torch.device) -> PictureJudge | None:
+    """The shipped judge of pictures of a shape (channels, height, width); None if there is none."""
+    if shape not in CLASSIFIERS:
+        return None
+    name, load = CLASSIFIERS[shape]
+    directory = _shipped(name)
+    if directory is None:
+        return None
+    labels = read_json(directory / "config.json", "classifier's config")["labels"]
+    path = directory / "statistics.safetensors"
+    statistics = Statistics.load(path).to(device) if path.exists() else None
+    return PictureJudge(name, load(directory).to(device).requires_grad_(False), statistics, labels)
+
+
+class TextJudge:
+    """A small causal language model, trained on books: it gives texts like these a high likelihood."""
+
+    def __init__(self, network: Any, name: str = "causal-judge") -> None:
+        self.name = name
+        self.network = network.eval()
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
+    @property
+    def longest(self) -> int:
+        """Tokens in a row, at most."""
+        return int(self.network.config.max_position_embeddings)
+
+    @torch.no_grad()
+    def nll(self, rows: Tensor, first: int) -> Tensor:
+        """How unlikely each text is from position `first` on, given all before: nats a token, float32 [B].
+
+        rows   tokens [B, N], from the start-of-text on
+        first  where the part that is judged begins; what follows its first end-of-text does not count
+        """
+        if rows.ndim != 2 or not 0 < first < rows.shape[1] <= self.longest:
+            raise UsageError(
+                f"Rows of shape {tuple(rows.shape)} cannot be judged from token {first} on: each has one token before "
+                f"that at least, and {self.longest} in all at most."
+            )
+        return torch.cat([self._nll(part.to(self.device), first) for part in rows.split(ROWS)])
+
+    def _nll(self, rows: Tensor, first: int) -> Tensor:
+        written = rows[:, first:]
+        logits = self.network(input_ids=rows, use_cache=False).logits[:, first - 1 : -1].float()
+        losses = -logits.log_softmax(-1).gather(-1, written[..., None])[..., 0]
+        ends = written == END_OF_TEXT
+        counted = ends.cumsum(1) - ends.long() == 0  # no end before it
+        return (losses * counted).sum(1) / counted.sum(1)
+
+
+def build_causal(config: dict[str, Any]) -> Any:
+    """A LlamaForCausalLM of `transformers`, from the fields of its config.json; weights are random."""
+    try:
+        transformers = import_module("transformers")
+        kinds = transformers.LlamaConfig, transformers.LlamaForCausalLM
+    except ImportError as error:
+        raise TenutoError(
+            "Judging text needs the package transformers, which is not installed: pip install tenuto[pipelines]"
+        ) from error
+    return kinds[1](kinds[0](**{key: value for key, value in config.items() if key != "model_type"}))
+
+
+def load_text_judge(directory: Path, device: str | torch.device = "cpu") -> TextJudge:
+    """The judge stored in a directory, in float32."""
+    path, given = directory / "model.safetensors", read_json(directory / "config.json", "causal judge's config")
+    if given.get("model_type") != "llama":
+        raise CheckpointError(f"{directory} holds no causal judge: its model_type is {given.get('model_type')!r}.")
+    network = build_causal(given).float()
+    try:
+        found = network.load_state_dict(load_file(path), strict=False)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise CheckpointError(f"{path} does not hold this judge's weights: {first_line(error)}") from error
+    if wrong := [key for key in (*found.missing_keys, *found.unexpected_keys) if key != TIED]:
+        raise CheckpointError(f"{path} does not fit its config: missing or surplus are {', '.join(wrong[:3])}.")
+    if TIED in found.missing_keys and not network.config.tie_word_embeddings:
+        raise CheckpointError(f"{path} does not fit its config: it has no tensor {TIED}.")
+    return TextJudge(network.to(device).requires_grad_(False), directory.name)
+
+
+def text_judge(device: str | torch.device) -> TextJudge | None:
+    """The shipped judge of text; None if it is not there."""
+    directory = _shipped("causal-judge")
+    return None if directory is None else load_text_judge(directory, device)
+
+
+class Problem(TypedDict):
+    prompt: list[int]  # from the start-of-text on
+    answer: list[int]  # without the end-of-text
+
+
+def problems(model_directory: Path) -> dict[str, list[Problem]]:
+    """The held-out problems stored beside a language model, by task, as its own tokens."""
+    path = model_directory / "problems.json"
+    stored = check_fields(read_json(path, "list of problems"), str(path), {"problems": dict, "provenance": dict})
+    for task, posed in stored["problems"].items():
+        if not isinstance(posed, list) or not posed:
+            raise TenutoError(f"{path}: the problems of {task!r} should be a list of some.")
+        for i, problem in enumerate(posed):
+            where = f"{path}: problem {i} of {task!r}"
+            for part, tokens in check_fields(problem, where, {"prompt": list, "answer": list}).items():
+                if not tokens or any(type(token) is not int or token < 0 for token in tokens):
+                    raise TenutoError(f"{where}: {part!r} should be a list of tokens.")
+    found: dict[str, list[Problem]] = stored["problems"]
+    return found
+
+
+def _directions(x: Tensor) -> Tensor:
+    """[B, C, H, W] with the channels at each place scaled to length 1."""
+    return x / (torch.linalg.vector_norm(x, dim=1, keepdim=True) + TINY)
+
+
+def _shipped(name: str) -> Path | None:
+    try:
+        return shipped(name)
+    except CheckpointError:
+        return None

@@ -1,0 +1,1 @@
+"""Measurements inside a network while it runs: trajectories, drift, freeze errors, the paper's audit."""

@@ -1,0 +1,231 @@
+"""Does the score predict what it costs to freeze a unit? One-unit freeze errors, and what goes with them.
+
+errors = freeze_errors(model, lifetimes_at(values, steps, 1.0), sample)
+spearman(values, errors.errors)             # the paper's correlation
+depth_regression(scores, errors.errors)     # and what is left of it beside depth, kind and Frobenius norm
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tenuto.deciding import subject_of
+from tenuto.errors import TenutoError, UsageError
+from tenuto.models import Model
+from tenuto.runtime.compilation import computed
+from tenuto.runtime.executor import Executor
+from tenuto.runtime.residual import Branch, plain
+from tenuto.scheduling.lifetimes import lifetime_pattern
+from tenuto.scheduling.making import make
+from tenuto.scoring.scores import Scores
+from tenuto_lab.candidates.ranked_lifetimes import statistic_of
+from tenuto_lab.probing.trajectory import Sample, Trajectory, record, relative
+
+Of = Literal["outputs", "sample"]
+Values = Sequence[float] | NDArray[np.float64]
+
+# ----------------------------------------------------------------------------------------------------- freeze errors
+
+
+@dataclass(frozen=True, eq=False)
+class FreezeErrors:
+    """What it costs to freeze each unit alone."""
+
+    units: tuple[str, ...]
+    last: tuple[int, ...]  # the step, counted from 1, at which each was computed last
+    errors: NDArray[np.float64]  # [unit], relative; NaN where the unit was never frozen
+    of: Of
+
+
+def freeze_errors(
+    model: Model,
+    last: Sequence[int],
+    sample: Sample,
+    *,
+    of: Of = "outputs",
+    progress: Callable[[str], object] = lambda unit: None,
+) -> FreezeErrors:
+    """Each unit frozen by itself behind its last step, all others computed at every step.
+
+    last      of each unit, counted from 1. At the paper's operating point, `lifetimes_at(values, steps, 1.0)`, a unit
+              with a high score is frozen for few steps or none, which alone makes its error small; one number for all
+              compares units by what they do
+    sample    generates with the executor it is given; where `of` is "sample", it gives what it generated
+    of        outputs: ‖ε̂ − ε‖ / ‖ε‖ of the network's output, at the states of the full run, averaged over the steps at
+              which the unit is frozen. sample: the same of what is generated in the end, the run going its own way
+    progress  called with a unit's name when it is done
+    """
+    names = tuple(unit.name for unit in model.units)
+    if len(last) != len(names) or min(last) < 1:
+        raise UsageError(f"Each of the {len(names)} units needs a last step, counted from 1.")
+    if of not in ("outputs", "sample"):
+        raise UsageError(f"Errors are of outputs or of the sample, not of {of!r}.")
+    trajectories = record(model.network, sample)
+    errors = np.full(len(names), np.nan)
+    full = sample(Executor(model.network)) if of == "sample" else None
+    for i, name in enumerate(names):
+        if last[i] < len(trajectories[0]):
+            if of == "outputs":
+                errors[i] = np.mean([_output_errors(model, name, last[i], one) for one in trajectories])
+            else:
+                errors[i] = _sample_error(model, i, last[i], len(trajectories[0]), sample, full)
+        progress(name)
+    return FreezeErrors(names, tuple(int(step) for step in last), errors, of)
+
+
+@torch.no_grad()
+def _output_errors(model: Model, name: str, last: int, trajectory: Trajectory) -> float:
+    frozen = _OneFrozen(name)
+    trajectory[last - 1].again(model.network, frozen)
+    errors = [relative(one.again(model.network, frozen), one.output) for one in trajectory[last:]]
+    return float(np.mean(errors))
+
+
+class _OneFrozen:
+    """A residual that computes one unit the first time only, and holds it from then on."""
+
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
+        self._held: Tensor | None = None
+
+    def __call__(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
+        if unit != self._unit:
+            return plain(unit, h, branch, gate)
+        if self._held is None:
+            after, self._held = computed(h, branch, gate, "update")
+            return after
+        return h + self._held
+
+
+def _sample_error(model: Model, unit: int, last: int, steps: int, sample: Sample, full: object) -> float:
+    lives = np.full(len(model.units), steps)
+    lives[unit] = last
+    policy: dict[str, object] = {"name": "one_frozen", "unit": model.units[unit].name, "last": last}
+    schedule = make(subject_of(model), lifetime_pattern(lives, steps), "constant", "update", policy)
+    given = sample(Executor(model.network, schedule, mode="skip"))
+    if not isinstance(given, Tensor) or not isinstance(full, Tensor):
+        raise UsageError("To measure samples, `sample` must give what it generated, as a tensor.")
+    return relative(given, full)
+
+
+# ------------------------------------------------------------------------------------------------------ correlations
+
+
+@dataclass(frozen=True)
+class Correlation:
+    rho: float  # Spearman's; NaN where one of the two does not vary
+    p: float
+    n: int  # pairs; those without a value are left out
+
+
+def spearman(a: Values, b: Values) -> Correlation:
+    """Rank correlation of two numbers of each unit, over the units that have both."""
+    first, second = _pairs(a, b)
+    if len(first) < 3:
+        raise UsageError(f"There is no correlation of {len(first)} pairs; at least 3 are needed.")
+    if np.ptp(first) == 0 or np.ptp(second) == 0:
+        return Correlation(np.nan, np.nan, len(first))
+    found = _needed("scipy.stats").spearmanr(first, second)
+    return Correlation(float(found.statistic), float(found.pvalue), len(first))
+
+
+@dataclass(frozen=True)
+class Orientation:
+    """Which way round a ranking is used, and why."""
+
+    sign: int  # 1: the larger the number the longer the life; −1: the shorter
+    correlation: Correlation  # with the measured errors
+
+
+def orientation(values: Values, errors: Values) -> Orientation:
+    """Which way round to use a ranking: the sign of its correlation with the measured errors; 1 if there is none."""
+    found = spearman(values, errors)
+    return Orientation(-1 if found.rho < 0 else 1, found)
+
+
+def scr_and_stable_rank(scores: Scores) -> Correlation:
+    """How alike the orders by SCR and by stable rank are, over units."""
+    return spearman(statistic_of(scores, "scr"), statistic_of(scores, "stable_rank"))
+
+
+# -------------------------------------------------------------------------------------------------------- regression
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """Of a regressor in standard deviations; of a kind of unit, the step from the kind that is left out."""
+
+    name: str
+    beta: float
+    error: float
+    low: float  # of the 95 % interval
+    high: float
+    p: float
+
+
+@dataclass(frozen=True)
+class Regression:
+    coefficients: tuple[Coefficient, ...]  # scr, depth, frobenius, and one for each kind of unit but the first
+    r2_depth: float  # of depth alone
+    r2_full: float
+    n: int
+
+    def __getitem__(self, name: str) -> Coefficient:
+        return next(one for one in self.coefficients if one.name == name)
+
+
+def depth_regression(scores: Scores, errors: Values) -> Regression:
+    """Ordinary least squares of freeze error on SCR, depth, kind of unit and Frobenius norm, all standardised.
+
+    Units without an error are left out. What does not vary among the others is refused by name.
+    """
+    measured = np.asarray(errors, dtype=np.float64)
+    if measured.shape != (len(scores.units),):
+        raise UsageError(f"There must be an error for each of the {len(scores.units)} units, not {measured.shape}.")
+    kept = np.isfinite(measured)
+    columns = {name: statistic_of(scores, name)[kept] for name in ("scr", "depth", "frobenius")}  # type: ignore[arg-type]
+    standard = {name: _standardised(column, name) for name, column in columns.items()}
+    kinds = np.array([unit.kind for unit in scores.units])[kept]
+    dummies = {f"kind {kind}": (kinds == kind).astype(float) for kind in list(dict.fromkeys(kinds))[1:]}
+    y = _standardised(measured[kept], "the freeze error")
+    names = [*standard, *dummies]
+    if len(y) <= len(names) + 1:
+        raise UsageError(f"{len(y)} units with an error are too few for {len(names)} regressors.")
+    api = _needed("statsmodels.api")
+    full = api.OLS(y, api.add_constant(np.column_stack([*standard.values(), *dummies.values()]))).fit()
+    depth = api.OLS(y, api.add_constant(standard["depth"])).fit()
+    intervals = full.conf_int()
+    coefficients = tuple(
+        Coefficient(name, *(float(part) for part in (full.params[i], full.bse[i], *intervals[i], full.pvalues[i])))
+        for i, name in enumerate(names, 1)  # behind the constant
+    )
+    return Regression(coefficients, float(depth.rsquared), float(full.rsquared), len(y))
+
+
+def _standardised(values: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+    spread = values.std() if len(values) else 0.0
+    if spread == 0:
+        raise UsageError(f"{name} does not vary among the units, so nothing can be told by it.")
+    standard: NDArray[np.float64] = (values - values.mean()) / spread
+    return standard
+
+
+def _pairs(a: Values, b: Values) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    if first.shape != second.shape or first.ndim != 1:
+        raise UsageError(f"Numbers of shapes {first.shape} and {second.shape} do not make pairs.")
+    both = np.isfinite(first) & np.isfinite(second)
+    return first[both], second[both]
+
+
+def _needed(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise TenutoError(f"This needs {module.split('.')[0]}: pip install 'tenuto[lab]'.") from error

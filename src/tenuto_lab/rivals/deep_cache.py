@@ -1,0 +1,105 @@
+"""DeepCache (Ma et al.), for UNets."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tenuto.errors import UsageError
+from tenuto.models import Model
+from tenuto.runtime.course import Course
+from tenuto.runtime.residual import Branch, plain
+from tenuto.scheduling.schedule import Schedule
+from tenuto_lab.rivals.common import Rival, RivalGeneration, check_period, schedule_for
+
+
+class DeepCache(Rival):
+    """A UNet is computed in full at every N-th step. In between, only its shallow part is, on the cached deep features.
+
+    As published, the feature itself is reused and not its units' updates: the stream behind a deep unit stays as it
+    was, whatever comes in.
+
+    units   the UNet's, by name
+    every   N
+    depth   the skip branch up to which a UNet is shallow, from 0 (the published cache_branch_id): see `deep_cache`
+    """
+
+    def __init__(self, network: Callable[..., Any], units: Sequence[str], every: int, depth: int = 0) -> None:
+        super().__init__(network)
+        check_period(every)
+        self.every = every
+        self.shallow = shallow_units(units, depth)
+
+    def start(self, course: Course | None = None) -> Any:
+        return _Deep(self)
+
+
+class _Deep(RivalGeneration):
+    def __init__(self, rival: DeepCache) -> None:
+        super().__init__(rival)
+        self._rival = rival
+        self._features: dict[str, Tensor] = {}  # the stream behind each deep unit
+
+    def residual(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
+        shallow, refresh = unit in self._rival.shallow, self.step % self._rival.every == 0
+        self._rival.count(unit, shallow or refresh)
+        if not shallow and not refresh:
+            return self._features[unit]
+        after = plain(unit, h, branch, gate)
+        if not shallow:
+            self._features[unit] = after
+        return after
+
+
+def deep_cache(units: Sequence[str], steps: int, every: int, depth: int = 0) -> NDArray[np.bool_]:
+    """[unit, step]: everything at every N-th step, and a UNet's shallow units at all of them.
+
+    Skip branches are counted from the outermost, as published: branch 0 leads from the first convolution to the last
+    layer of the last up block, branch 1 from the first layer of the first down block to the last but one, and so on.
+    What is inside of branch `depth` is held. So at depth 0 the last layer of the last up block is computed and nothing
+    else; each depth adds a layer on the way up, and that on the way down whose output the branch carries.
+    """
+    check_period(every)
+    shallow = shallow_units(units, depth)
+    return np.array([unit in shallow for unit in units])[:, None] | (np.arange(steps) % every == 0)[None, :]
+
+
+def deep_cache_schedule(model: Model, steps: int, every: int, depth: int = 0) -> Schedule:
+    """A schedule that computes the units DeepCache computes, and holds the others' updates.
+
+    A schedule adds held updates to the live stream. DeepCache replaces the stream by cached features, which no schedule
+    can do; `DeepCache` above does.
+    """
+    active = deep_cache([unit.name for unit in model.units], steps, every, depth)
+    return schedule_for(model, active, "update", {"name": "deep_cache", "every": every, "depth": depth})
+
+
+def shallow_units(units: Sequence[str], depth: int) -> frozenset[str]:
+    """The units of a UNet outside of skip branch `depth`: they are computed at every step."""
+    places = {unit: _PLACE.match(unit) for unit in units}
+    layers: dict[int, int] = {}  # of each up block
+    for place in places.values():
+        if place is not None and place["way"] == "up":
+            block = int(place["block"])
+            layers[block] = max(layers.get(block, 0), int(place["layer"]) + 1)
+    if not layers:
+        raise UsageError("DeepCache is for UNets, and these units are in no down and up blocks.")
+    most = max(layers.values())  # layers of an up block, and branches that end in it: 3 in all published UNets
+    if not 0 <= depth < len(layers) * most:
+        raise UsageError(f"This UNet has the skip branches 0 to {len(layers) * most - 1}, and none of depth {depth}.")
+
+    def is_shallow(place: re.Match[str] | None) -> bool:
+        if place is None:
+            return False  # in the middle
+        block, layer = int(place["block"]), int(place["layer"])
+        if place["way"] == "down":
+            return block * most + layer < depth
+        return (max(layers) - block) * most + layers[block] - 1 - layer <= depth
+
+    return frozenset(unit for unit, place in places.items() if is_shallow(place))
+
+
+_PLACE = re.compile(r"(?P<way>down|up)_blocks\.(?P<block>\d+)\.(?:resnets|attentions)\.(?P<layer>\d+)(?:\.|$)")

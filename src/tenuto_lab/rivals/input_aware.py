@@ -1,0 +1,193 @@
+"""The paper's two controls that look at the input: one while generating, one in hindsight.
+
+ActivationDrift  at each step as many units computed as a schedule computes, but those whose input moved most
+oracle_replay    as few units as keep the output of a full run, found by trying; a schedule for that one input
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tenuto.errors import ScheduleError, UsageError
+from tenuto.models import Model
+from tenuto.runtime.compilation import computed
+from tenuto.runtime.course import Course
+from tenuto.runtime.residual import Branch
+from tenuto.scheduling.schedule import Schedule
+from tenuto_lab.probing.trajectory import Network, RecordedEvaluation, Trajectory, relative
+from tenuto_lab.rivals.common import Rival, RivalGeneration, schedule_for
+
+TOLERANCE = 5e-3  # τ_agree
+
+# -------------------------------------------------------------------------------------------------- activation drift
+
+
+class ActivationDrift(Rival):
+    """Causal activation drift: the units whose input moved most at the last step are computed, the others held.
+
+    d_{ℓ,s−1} = ‖h_{ℓ−1,s−1} − h_{ℓ−1,s−2}‖ / (‖h_{ℓ−1,s−1}‖ + 1e-8), of the stream where the unit is added to it (its
+    shortcut, where there is one). At step s as many units are computed as the schedule computes there; of equal drifts
+    the first come first. The first step is full. Before the second, nothing has moved yet and all drifts are zero.
+    Held units keep their update.
+
+    One decision is made for the whole batch: draw one sample at a time for one a sample. The host waits for it at every
+    step.
+
+    schedule  the static schedule whose number of units it computes at each step
+    """
+
+    def __init__(self, network: Network, schedule: Schedule) -> None:
+        super().__init__(network)
+        self.units = schedule.units
+        self.counts: list[int] = schedule.active.sum(axis=0).tolist()  # m_s
+
+    def start(self, course: Course | None = None) -> Any:
+        return _Drifting(self)
+
+
+class _Drifting(RivalGeneration):
+    def __init__(self, rival: ActivationDrift) -> None:
+        super().__init__(rival)
+        self._rival = rival
+        self._active: frozenset[str] = frozenset()
+        self._streams: dict[str, Tensor] = {}  # of the last step
+        self._drifts: dict[str, Tensor] = {}  # at the last step
+        self._held: dict[str, Tensor] = {}
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        counts = self._rival.counts
+        if self.step + 1 >= len(counts):
+            raise ScheduleError(
+                f"The schedule has {len(counts)} steps, but the sampler evaluates the network once more."
+            )
+        self._active = frozenset(self._chosen(counts[self.step + 1]))
+        return super().__call__(*inputs, **named)
+
+    def _chosen(self, count: int) -> Sequence[str]:
+        units = self._rival.units
+        if not self._drifts:
+            return units[:count]
+        drifts = torch.stack([self._drifts[unit] for unit in units]).tolist()
+        return [units[i] for i in most_drifted(drifts, count)]
+
+    def residual(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
+        if (before := self._streams.get(unit)) is not None:
+            moved, size = (torch.linalg.vector_norm(x.float()) for x in (h - before, h))
+            self._drifts[unit] = moved / (size + 1e-8)
+        self._streams[unit] = h
+        active = unit in self._active
+        self._rival.count(unit, active)
+        if active:
+            after, self._held[unit] = computed(h, branch, gate, "update")
+            return after
+        return h + self._held[unit]
+
+
+def most_drifted(drifts: Sequence[float], count: int) -> list[int]:
+    """The places of the largest drifts; of equal ones, the first."""
+    return sorted(range(len(drifts)), key=lambda i: (-drifts[i], i))[:count]
+
+
+# ----------------------------------------------------------------------------------------------------- oracle replay
+
+
+@dataclass(frozen=True, eq=False)
+class Oracle:
+    """What the search found for one input."""
+
+    schedule: Schedule  # to be replayed by the ordinary executor
+    deviations: NDArray[np.float64]  # [step]: of the output from the full run's, at the full run's state
+    forced: int  # unit-steps that were frozen beyond the tolerance to keep below the ceiling
+
+    @property
+    def unit_steps(self) -> int:
+        return int(self.schedule.active.sum())
+
+
+def oracle_replay(
+    model: Model,
+    trajectory: Trajectory,
+    *,
+    tolerance: float = TOLERANCE,
+    ceiling: int | None = None,
+    progress: Callable[[int, int], object] = lambda step, active: None,
+) -> Oracle:
+    """The pattern that the paper's oracle finds for one recorded generation.
+
+    At every step but the first, units are frozen one by one, each time the one that leaves the output nearest to the
+    full run's, of equals the first, as long as it stays within the tolerance. A frozen unit adds what it gave when it
+    was computed last. All of it is measured at the states of the full run; the replay, whose states are its own, drifts
+    away from them.
+
+    ceiling   the most unit-steps that may be computed. Where the tolerance would leave more than an even share of what
+              is left of it, freezing goes on beyond the tolerance; `forced` counts how often
+    progress  called after each step, counted from 1, with the number of units computed there
+    """
+    names = [unit.name for unit in model.units]
+    if not tolerance >= 0:
+        raise UsageError(f"The tolerance is a relative deviation, not negative, and {tolerance} is no such number.")
+    if ceiling is not None and ceiling < len(names):
+        raise UsageError(f"The first step alone computes {len(names)} units, so the ceiling cannot be {ceiling}.")
+    steps = len(trajectory)
+    active, deviations, forced = np.ones((len(names), steps), dtype=bool), np.zeros(steps), 0
+    held: dict[str, Tensor] = {}
+    for step, evaluation in enumerate(trajectory):
+        most = len(names)  # that may be computed here
+        if ceiling is not None and step:
+            most = min(most, (ceiling - int(active[:, :step].sum())) // (steps - step))
+        best = _tried(model.network, evaluation, _FrozenTrial(held))
+        while step and (left := [name for name in names if name not in best.frozen]):
+            trials = (_tried(model.network, evaluation, best.freezing(name, names)) for name in left)
+            nearest = min(trials, key=lambda trial: trial.deviation)
+            if nearest.deviation > tolerance:
+                if len(left) <= most:
+                    break
+                forced += 1
+            best = nearest
+        held.update(best.updates)
+        active[:, step] = [name not in best.frozen for name in names]
+        deviations[step] = best.deviation
+        progress(step + 1, int(active[:, step].sum()))
+    policy = {"name": "oracle_replay", "tolerance": tolerance, "ceiling": ceiling}
+    return Oracle(schedule_for(model, active, "update", policy), deviations, forced)
+
+
+class _FrozenTrial:
+    """A residual with some units frozen."""
+
+    def __init__(self, held: Mapping[str, Tensor]) -> None:
+        self.frozen: frozenset[str] = frozenset()
+        self.deviation = 0.0
+        self.updates: dict[str, Tensor] = {}  # of the units that are computed
+        self._held = held
+        self._streams: dict[str, Tensor] = {}  # behind each unit
+        self._known: frozenset[str] = frozenset()  # units whose streams another trial found
+
+    def freezing(self, name: str, names: Sequence[str]) -> "_FrozenTrial":
+        """The same with one more unit frozen. Upstream of it nothing changes, so nothing is computed there again."""
+        trial, before = _FrozenTrial(self._held), frozenset(names[: names.index(name)])
+        trial.frozen, trial._known = self.frozen | {name}, before
+        trial.updates = {unit: update for unit, update in self.updates.items() if unit in before}
+        trial._streams = {unit: stream for unit, stream in self._streams.items() if unit in before}
+        return trial
+
+    def __call__(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
+        if unit in self._known:
+            return self._streams[unit]
+        if unit in self.frozen:
+            after = h + self._held[unit]
+        else:
+            after, self.updates[unit] = computed(h, branch, gate, "update")
+        self._streams[unit] = after
+        return after
+
+
+@torch.no_grad()
+def _tried(network: Network, evaluation: RecordedEvaluation, trial: _FrozenTrial) -> _FrozenTrial:
+    trial.deviation = relative(evaluation.again(network, trial), evaluation.output)
+    return trial

@@ -1,0 +1,1 @@
+"""Speed: one network run in many ways, beside the hardware's limits."""

@@ -1,0 +1,206 @@
+"""tenuto generate: pictures and text, their record, and a directory that belongs to one process at a time."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tenuto.cli.generate import LOCK, claimed
+from tenuto.errors import TenutoError
+from tests.cli.conftest import Run
+from tests.conftest import random_dit, write_checkpoint
+
+
+def test_generate_with_and_without_a_schedule(tenuto: Run, model: Path, tmp_path: Path) -> None:
+    tenuto("schedule", model, "--steps", 6, "--every", 2, "-o", "schedule.json")
+    status, out, _ = tenuto("generate", model, "--schedule", "schedule.json", "--class", 3, "--count", 2, "-o", "held")
+    assert status == 0
+    assert "2 pictures in held" in out and "50% of the unit-steps" in out
+    pictures = sorted((tmp_path / "held").glob("*.png"))
+    assert [p.name for p in pictures] == ["00000-class3.png", "00001-class3.png"]
+    assert Image.open(pictures[0]).size == (8, 8)
+    record = json.loads((tmp_path / "held" / "generation.json").read_text())
+    assert record["steps"] == 6 and record["work"] == 0.5 and record["images"][1]["seed"] == 1
+    status, out, _ = tenuto("generate", model, "--steps", 3, "--solver", "dpm++", "-o", "full", "--json")
+    assert status == 0
+    assert [image["class"] for image in json.loads(out)["images"]] == [0, 1, 2, 3]
+
+
+def test_pictures_do_not_depend_on_the_batch(tenuto: Run, model: Path, tmp_path: Path) -> None:
+    tenuto("generate", model, "--steps", 3, "-o", "one", "--batch", 1)
+    tenuto("generate", model, "--steps", 3, "-o", "four", "--batch", 4)
+    for name in ("00000-class0.png", "00003-class3.png"):
+        one, four = (Image.open(tmp_path / batch / name).tobytes() for batch in ("one", "four"))
+        assert all(abs(a - b) <= 1 for a, b in zip(one, four, strict=True))
+
+
+def test_a_schedule_for_other_weights_is_refused(tenuto: Run, model: Path, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "other", random_dit(seed=5))
+    tenuto("schedule", "other", "--steps", 4, "--policy", "lifetimes", "-o", "schedule.json")
+    status, _, err = tenuto("generate", "model", "--schedule", "schedule.json", "-o", "x")
+    assert status == 1
+    assert "other weights" in err and "tenuto schedule model --steps 4" in err
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--class", "Unicorn"), "Unicorn"),
+        (("--class", "17"), "17"),
+        (("--class", "²"), "²"),
+        (("--device", "abacus"), "abacus"),
+        (("--device", "meta"), "meta"),
+        (("--count", "0"), "--count"),
+        (("--count", "9" * 20), "--count"),
+        (("--batch", "0"), "--batch"),
+        (("--guidance", "inf"), "Guidance"),
+        (("--seed", "-1"), "--seed"),
+        (("--length", "8"), "--length has no effect"),
+        (("--chat",), "--chat has no effect"),
+        (("--steps", "600"), "600 steps"),
+        (("--steps", "9" * 20), "--steps"),
+        (("--mode", "padded"), "padded"),
+        (("--memory", "1"), "--memory"),
+        (("--prompt", "a shoe"), "--class"),
+    ],
+)
+def test_odd_values_are_refused_before_any_work(
+    tenuto: Run, model: Path, tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    status, out, err = tenuto("generate", "model", "-o", "x", *arguments)
+    assert status == 2 and out == "" and words in err and "Traceback" not in err
+    assert not (tmp_path / "x").exists()
+
+
+def test_ctrl_c_keeps_what_was_finished(
+    tenuto: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tenuto.sampling import pictures
+
+    original = pictures.generate_batches
+
+    def interrupted(*given: Any, **options: Any) -> Iterator[Any]:
+        for i, batch in enumerate(original(*given, **options)):
+            if i == 2:
+                raise KeyboardInterrupt
+            yield batch
+
+    monkeypatch.setattr(pictures, "generate_batches", interrupted)
+    status, _, err = tenuto("generate", model, "--steps", 2, "--batch", 1, "-o", "x")
+    assert status == 130 and "Interrupted" in err
+    made = sorted(p.name for p in (tmp_path / "x").iterdir())
+    assert made == ["00000-class0.png", "00001-class1.png", "generation.json"]
+    record = json.loads((tmp_path / "x" / "generation.json").read_text())
+    assert [image["seed"] for image in record["images"]] == [0, 1]
+
+
+def lock_of(folder: Path, process: int) -> Path:
+    folder.mkdir()
+    (folder / LOCK).write_text(json.dumps({"process": process, "host": socket.gethostname()}))
+    return folder / LOCK
+
+
+def test_two_cannot_generate_into_one_directory(tenuto: Run, model: Path, tmp_path: Path) -> None:
+    lock = lock_of(tmp_path / "x", os.getppid())  # which lives
+    status, out, err = tenuto("generate", model, "--steps", 1, "-o", "x")
+    assert status == 1 and out == "" and "Another `tenuto generate` writes into x" in err
+    assert [file.name for file in (tmp_path / "x").iterdir()] == [LOCK]
+    lock.unlink()
+    assert tenuto("generate", model, "--steps", 1, "-o", "x")[0] == 0
+    assert not lock.exists()
+
+
+def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        dead.wait()
+    lock = lock_of(tmp_path / "x", dead.pid)
+    with claimed(tmp_path / "x"):
+        assert json.loads(lock.read_text())["process"] == os.getpid()
+    assert list((tmp_path / "x").iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"process": 1, "host": "elsewhere"}', '{"process": "x", "host": 3}'])
+def test_a_lock_whose_owner_is_unknown_is_respected(tmp_path: Path, text: str) -> None:
+    (tmp_path / LOCK).write_text(text)
+    with pytest.raises(TenutoError, match="Another"), claimed(tmp_path):
+        pass
+    assert (tmp_path / LOCK).read_text() == text
+
+
+def test_a_directory_in_which_nothing_was_made_is_removed(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), claimed(tmp_path / "x"):
+        raise ZeroDivisionError
+    assert not (tmp_path / "x").exists()
+
+
+def test_latent_models_ask_for_a_vae(tenuto: Run, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "latent", random_dit(in_channels=4))
+    status, _, err = tenuto("generate", "latent", "-o", "x")
+    assert status == 2 and "--vae" in err
+    status, _, err = tenuto("generate", "latent", "--steps", 1, "-o", "x", "--vae", "nowhere")
+    assert status == 1 and "no VAE" in err
+
+
+def test_a_vae_decodes_latents(tenuto: Run, tmp_path: Path) -> None:
+    from diffusers import AutoencoderKL
+
+    AutoencoderKL(block_out_channels=(32,), norm_num_groups=8, latent_channels=4).save_pretrained(tmp_path / "vae")
+    write_checkpoint(tmp_path / "latent", random_dit(in_channels=4))
+    status, _, err = tenuto("generate", "latent", "--steps", 1, "--class", 0, "-o", "x", "--vae", "vae")
+    assert status == 0, err
+    assert Image.open(tmp_path / "x" / "00000-class0.png").mode == "RGB"
+
+
+def test_generate_by_caption_and_by_prompt(tenuto: Run, tmp_path: Path) -> None:
+    status, _, err = tenuto("generate", "tiny-sdxl", "--prompt", "a red car", "--steps", 2, "-o", "cars")
+    assert status == 0, err
+    assert Image.open(tmp_path / "cars" / "00000.png").size == (32, 32)
+    arguments = ("--prompt", "close: ( ->", "--length", 4, "--steps", 4, "-o", "text")
+    status, out, err = tenuto("generate", "tiny-llada", *arguments)
+    assert status == 0, err
+    assert "close: ( ->" in out and (tmp_path / "text" / "text.txt").exists()
+    assert "1 text of at most 4 tokens" in err
+    status, out, _ = tenuto("generate", "tiny-llada", *arguments, "--json")
+    assert json.loads(out)["texts"][0]["prompt"] == "close: ( ->"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("tiny-sdxl", "-o", "x"), "--prompt"),
+        (("tiny-sdxl", "--class", "1", "-o", "x"), "--prompt"),
+        (("tiny-sdxl", "--prompt", "a zeppelin", "-o", "x"), "zeppelin"),
+        (("tiny-dit",), "-o"),
+        (("tiny-llada",), "--prompt"),
+        (("tiny-llada", "--prompt", "x", "--length", "7", "--steps", "9"), "9 steps"),
+        (("tiny-llada", "--prompt", "half a \udce4 character"), "not valid Unicode"),
+    ],
+)
+def test_each_family_says_how_it_wants_to_be_asked(tenuto: Run, arguments: tuple[str, ...], words: str) -> None:
+    status, _, err = tenuto("generate", *arguments)
+    assert status == 2 and words in err
+
+
+def test_a_diffusers_pipeline_is_scheduled_and_drawn_with(
+    tenuto: Run, pipeline_directory: Path, tmp_path: Path
+) -> None:
+    status, out, err = tenuto("schedule", "pipeline", "--steps", 4, "--every", 2, "-o", "s.json")
+    assert status == 0, err
+    assert "network █·█·" in out
+    common = ("generate", "pipeline", "--prompt", "a car", "--steps", 4)
+    for name, extra in (("full", ()), ("held", ("--schedule", "s.json"))):
+        status, _, err = tenuto(*common, "-o", name, *extra)
+        assert status == 0, err
+    full, held = (Image.open(tmp_path / name / "00000.png") for name in ("full", "held"))
+    assert full.size == held.size and full.tobytes() != held.tobytes()
+    status, _, err = tenuto(*common[:-1], 6, "-o", "x", "--schedule", "s.json")
+    assert status in (1, 2) and "4 steps" in err
+    assert tenuto("generate", "pipeline", "-o", "x")[0] == 2

@@ -1,0 +1,126 @@
+"""The frontier measures every point once a seed, against the full run, and counts work as it is spent."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tenuto
+from tenuto.errors import UsageError
+from tenuto.models import shipped
+from tenuto.scheduling.rewrite import rewrite
+from tenuto_lab.frontier import WritingCase, case_of, measure
+from tenuto_lab.frontier.measurements import HIGHEST, compared
+from tenuto_lab.frontier.points import Points, everything, plain_refresh
+from tenuto_lab.frontier.writing import flop_share
+from tenuto_lab.judging.judges import problems
+
+
+@pytest.fixture(scope="module")
+def dit() -> Any:
+    return tenuto.load("tiny-dit")
+
+
+@pytest.fixture(scope="module")
+def llada() -> Any:
+    try:
+        return tenuto.load("tiny-llada")
+    except tenuto.TenutoError:
+        pytest.skip("tiny-llada is not here")
+
+
+@pytest.fixture(scope="module")
+def drawn(dit: Any) -> Any:
+    told: list[str] = []
+    saved: list[Any] = []
+    case = case_of(dit, 6, samples=1, seeds=2, budgets=(0.5,))
+    return measure(case, told.append, lambda frontier: saved.append(len(frontier.rows))), told, saved
+
+
+def test_every_point_is_measured_once_a_seed_and_saved_as_it_is_finished(drawn: Any) -> None:
+    frontier, told, saved = drawn
+    points = {(row.policy, row.budget) for row in frontier.rows}
+    assert len(frontier.rows) == 2 * len(points) == 2 * len(told)
+    assert saved == list(range(2, len(frontier.rows) + 1, 2))
+    kinds = {row.kind for row in frontier.rows}
+    assert kinds == {"full", "ours", "option", "rival", "paper"}
+
+
+def test_the_full_run_comes_first_and_equals_itself(drawn: Any) -> None:
+    full = drawn[0].rows[0]
+    assert (full.policy, full.psnr, full.work, full.flop_work, full.lpips) == ("full", HIGHEST, 1.0, 1.0, 0.0)
+    assert all(row.psnr < 100 for row in drawn[0].rows if row.work < 0.6)
+
+
+def test_work_is_what_was_computed(drawn: Any) -> None:
+    rows = {(row.policy, row.budget): row for row in drawn[0].rows}
+    assert rows["tenuto", 0.5].work == pytest.approx(0.5)
+    assert rows["fewer steps, ddim", 0.5].work == pytest.approx(0.5) and rows["fewer steps, ddim", 0.5].steps == 3
+    assert rows["skipped evaluations", 0.5].work == pytest.approx(0.5)
+    assert rows["TaylorSeer", 0.5].work == pytest.approx(4 / 6)  # its second step warms up
+    assert rows["lifetimes (the paper)", 0.35].flop_work < 0.35
+    assert rows["tenuto", 0.5].cache_bytes < rows["every update held", 0.5].cache_bytes
+    assert rows["every update held", 0.5].cache_bytes < rows["every branch held", 0.5].cache_bytes
+
+
+def test_pairs_at_equal_budget_are_compared(drawn: Any) -> None:
+    pairs = {(one.a, one.b) for one in drawn[0].comparisons}
+    assert ("tenuto at 0.5", "plain refresh, linear at 0.5") in pairs
+    assert all(one.low <= one.difference <= one.high and 0 < one.p <= 1 for one in drawn[0].comparisons)
+
+
+def test_a_comparison_by_hand() -> None:
+    one = compared("toy", 10, "psnr", ("a", [3.0, 4.0, 5.0]), ("b", [1.0, 2.0, 3.0]))
+    assert (one.difference, one.low, one.high) == (2.0, 2.0, 2.0)
+
+
+def test_points_without_rivals_or_rankings_are_few(dit: Any) -> None:
+    scores = tenuto.score(dit)
+    few = [point.policy for point in Points(dit, scores, 20, (0.25,), rivals=False, rankings=False)]
+    assert few[:2] == ["full", "tenuto"] and not any("steps, " in name or "anchors" in name for name in few)
+    assert plain_refresh(scores, 20, 0.25).active.sum() == 5 * len(scores.units)
+
+
+def test_text_is_judged_by_its_answers_and_counted_by_what_it_computes(llada: Any) -> None:
+    case = case_of(llada, 8, samples=1, seeds=1, budgets=(0.5,), rankings=False, block_length=32)
+    assert isinstance(case, WritingCase)
+    case = dataclasses.replace(case, length=16, block_length=8, answer_length=8)
+    frontier = measure(case)
+    rows = {(row.policy, row.budget): row for row in frontier.rows}
+    full = rows["full", 1.0]
+    assert full.same_tokens == 1 and {full.needle, full.arithmetic} <= {0.0, 1.0}
+    assert rows["tenuto", 0.5].flop_work < 0.7
+    idle, fewer = rows["all units held (the same as fewer steps)", 0.5], rows["fewer steps", 0.5]
+    assert idle.same_tokens == fewer.same_tokens and idle.work == fewer.work == 0.5
+    if full.nll is not None:
+        assert full.nll_delta == 0 and idle.nll == pytest.approx(fewer.nll, abs=1e-4)
+
+
+def test_flops_of_text_by_hand(llada: Any) -> None:
+    case = WritingCase(llada, 16, problems(shipped("tiny-llada")), None, length=64, block_length=16)
+    scores = tenuto.score(llada)
+    assert flop_share(case, everything(scores, 16), 64) == 1
+    idle = rewrite(scores, 16, every=4, blocks=4, rows="none", held=1.0)
+    assert flop_share(case, idle, 64) == pytest.approx(0.25)
+    keys = rewrite(scores, 16, every=4, blocks=4)  # a block of 16 of 128 positions at three steps of four
+    assert keys.keep == "keys"
+    assert flop_share(case, keys, 64) == pytest.approx(0.25 + 0.75 * 16 / 128)
+    assert flop_share(case, dataclasses.replace(keys, keep="update"), 64) > flop_share(case, keys, 64)
+
+
+def test_nonsense_is_refused(dit: Any, llada: Any) -> None:
+    with pytest.raises(UsageError, match="At least one sample"):
+        case_of(dit, 6, samples=0)
+    with pytest.raises(UsageError, match="no converged output"):
+        case_of(llada, 8, samples=1, converged=2)
+
+
+def test_distances_to_real_pictures_need_more_samples_than_features(dit: Any) -> None:
+    from tenuto_lab.judging.judges import picture_judge
+
+    judge = picture_judge(dit, "cpu")
+    assert judge is not None and judge.statistics is not None
+    assert judge.features(torch.zeros(2, 1, 32, 32)).shape[1] == len(judge.statistics.mean)
+    assert np.isfinite(judge.statistics.covariance.numpy()).all()

@@ -1,0 +1,314 @@
+"""Pipelines made faster in one call, and what people combine that with: adapters, offloading, quantised weights, …"""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import (
+    ControlNetModel,
+    DiffusionPipeline,
+    StableDiffusionControlNetPipeline,
+    StableDiffusionImg2ImgPipeline,
+)
+from torch import Tensor, nn
+
+import tenuto
+from tenuto.errors import CheckpointError, ScheduleError, UsageError
+from tests.helpers.pipelines import EVERY_FOURTH, QUIET, counted, denoiser_in, draw, picture, tiny
+
+pytestmark = QUIET
+
+
+@pytest.fixture
+def pipe() -> DiffusionPipeline:
+    return tiny("sd1")
+
+
+def test_adapters_loaded_rescaled_fused_and_unloaded_are_noticed() -> None:
+    LoraConfig = pytest.importorskip("peft").LoraConfig
+
+    pipe = tiny("sdxl")
+    twin = tiny("sdxl")
+    tenuto.enable(pipe, policy="lifetimes", budget=0.6)
+    refusing = tiny("sdxl")
+    tenuto.enable(refusing, on_change="refuse")
+
+    def everywhere(change: Any) -> None:
+        for one in (pipe, twin, refusing):
+            torch.manual_seed(1)
+            change(one)
+
+    def load(one: Any) -> None:
+        one.unet.add_adapter(LoraConfig(r=2, init_lora_weights=False, target_modules=["to_q", "to_out.0"]), "style")
+
+    seen = [draw(pipe, "sdxl")]
+    changes = [
+        load,
+        lambda one: one.set_adapters("style", 0.5),
+        lambda one: one.fuse_lora(),
+        lambda one: one.unload_lora_weights(),
+    ]
+    for change in changes:
+        everywhere(change)
+        with pytest.raises(ScheduleError, match="weights of the unet were changed"):
+            draw(refusing, "sdxl")
+        seen.append(draw(pipe, "sdxl"))
+        with tenuto.accelerated(twin, policy="lifetimes", budget=0.6):
+            torch.testing.assert_close(seen[-1], draw(twin, "sdxl"))
+        tenuto.disable(refusing)
+        tenuto.enable(refusing, on_change="refuse")
+        draw(refusing, "sdxl")
+    scores = pipe._tenuto.denoisers[0].subject
+    assert scores.fingerprint == tenuto.score(twin).fingerprint != tenuto.score(tiny("sdxl")).fingerprint
+    assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
+    torch.testing.assert_close(seen[2], seen[3], atol=1e-4, rtol=0)  # fused is the same
+    tenuto.disable(pipe)
+
+
+def test_a_scored_adapter_is_part_of_the_matrix() -> None:
+    LoraConfig = pytest.importorskip("peft").LoraConfig
+
+    pipe = tiny("sd1")
+    path = "mid_block.attentions.0.transformer_blocks.0.attn1.to_q"
+    pipe.unet.add_adapter(LoraConfig(r=2, init_lora_weights=False, target_modules=[path]), "style")
+    layer = pipe.unet.get_submodule(path)
+    apart = tenuto.score(pipe)
+    merged = tiny("sd1")
+    weight = merged.unet.get_submodule(path).weight
+    with torch.no_grad():
+        weight.copy_(layer.base_layer.weight + layer.get_delta_weight("style"))
+    assert [unit.score for unit in apart.units] == pytest.approx([unit.score for unit in tenuto.score(merged).units])
+    assert apart.fingerprint != tenuto.score(tiny("sd1")).fingerprint
+
+
+def test_a_compiled_denoiser_is_held_by_its_output() -> None:
+    pipe = tiny("dit")
+    full = draw(pipe, "dit")
+    plain = pipe.transformer
+    pipe.transformer = torch.compile(plain, backend="eager")
+    with tenuto.accelerated(pipe, 1.0):
+        assert torch.equal(draw(pipe, "dit"), full)
+    with tenuto.accelerated(pipe, every=4, opening=False, closing=0), counted(pipe) as counts:
+        draw(pipe, "dit")
+        assert tenuto.summary(pipe).computed == 3 and set(counts.values()) <= {0, 3}
+    with pytest.raises(UsageError, match="only its output can be held"):
+        tenuto.enable(pipe, keep="branch")
+    pipe.transformer = plain
+    tenuto.enable(pipe)
+    pipe.transformer = torch.compile(plain, backend="eager")
+    with pytest.raises(UsageError, match="exchanged or compiled after"):
+        draw(pipe, "dit")
+    pipe.transformer = plain
+    plain.transformer_blocks[0].compile(backend="eager")
+    with pytest.raises(UsageError, match="exchanged or compiled after"):
+        draw(pipe, "dit")
+    plain.transformer_blocks[0]._compiled_call_impl = None
+    draw(pipe, "dit")
+    plain.compile(backend="eager")
+    with pytest.raises(UsageError, match="exchanged or compiled after"):
+        draw(pipe, "dit")
+    tenuto.disable(pipe)
+    assert vars(plain)["_compiled_call_impl"] is not None
+    with tenuto.accelerated(pipe):
+        draw(pipe, "dit")
+
+
+@pytest.mark.parametrize("first", ["enabled", "offloaded"])
+@pytest.mark.parametrize("family", ["sd1", "wan"])
+def test_offloading_before_and_after(family: str, first: str) -> None:
+    """Its hooks wrap the denoiser's forward, and are taken off and put on again after each generation."""
+    pipe = tiny(family)
+    with tenuto.accelerated(pipe):
+        expected = draw(pipe, family)
+    blocks = {name: set(vars(part)) for name, part in denoiser_in(pipe).named_modules() if name}
+    if first == "enabled":
+        tenuto.enable(pipe)
+    pipe.enable_model_cpu_offload(device="cpu")
+    if first == "offloaded":
+        tenuto.enable(pipe)
+    for _ in range(3):
+        assert torch.equal(draw(pipe, family), expected)
+        assert tenuto.summary(pipe).work == 0.25
+    tenuto.disable(pipe)
+    draw(pipe, family)
+    pipe.remove_all_hooks()
+    assert "_compiled_call_impl" not in vars(denoiser_in(pipe))
+    assert {name: set(vars(part)) for name, part in denoiser_in(pipe).named_modules() if name} == blocks
+
+
+@pytest.mark.parametrize("first", ["enabled", "offloaded"])
+@pytest.mark.parametrize("family", ["sd1", "wan"])
+def test_sequential_offloading_hooks_every_layer(family: str, first: str) -> None:
+    cpu_offload = pytest.importorskip("accelerate").cpu_offload
+
+    pipe = tiny(family)
+    full = draw(pipe, family)
+    with tenuto.accelerated(pipe):
+        expected = draw(pipe, family)
+    if first == "enabled":
+        tenuto.enable(pipe)
+    for part in (denoiser_in(pipe), pipe.vae):  # as enable_sequential_cpu_offload does, which wants a GPU
+        cpu_offload(part, torch.device("cpu"), offload_buffers=True, state_dict=dict(part.state_dict()))
+    if first == "offloaded":
+        tenuto.enable(pipe)
+    for _ in range(2):
+        assert torch.equal(draw(pipe, family), expected)
+    tenuto.disable(pipe)
+    assert torch.equal(draw(pipe, family), full)
+    assert any(hasattr(part, "_hf_hook") for part in denoiser_in(pipe).modules())
+    with pytest.raises(CheckpointError, match="offloaded and holds no values"):
+        tenuto.enable(pipe, policy="lifetimes")
+
+
+def test_blocks_that_diffusers_offloads_in_groups_are_left_to_it() -> None:
+    pipe = tiny("wan")
+    with tenuto.accelerated(pipe):
+        expected = draw(pipe, "wan")
+    on = torch.device("cpu")
+    pipe.transformer.enable_group_offload(on, on, offload_type="block_level", num_blocks_per_group=1)
+    with tenuto.accelerated(pipe):
+        assert torch.equal(draw(pipe, "wan"), expected)
+    with pytest.raises(UsageError, match="hooks of diffusers on its blocks"):
+        tenuto.enable(pipe, keep="branch")
+
+
+def test_tiled_decoding_goes_on_as_before(pipe: DiffusionPipeline) -> None:
+    pipe.vae.tile_sample_min_size = 4
+    pipe.vae.tile_latent_min_size = 4
+    pipe.vae.enable_tiling()
+    full = draw(pipe, "sd1")
+    with tenuto.accelerated(pipe, 1.0):
+        assert torch.equal(draw(pipe, "sd1"), full)
+
+
+class Quantised(nn.Parameter):
+    """Stands for a tensor that a quantising library made: small numbers and a scale."""
+
+    scale: Tensor
+
+    def dequantize(self) -> Tensor:
+        return self.data.float() * self.scale
+
+
+def quantised(layer: nn.Linear, kind: type = Quantised) -> Tensor:
+    scale = layer.weight.detach().abs().amax() / 127
+    weight = kind((layer.weight.detach() / scale).round().to(torch.int8), requires_grad=False)
+    weight.scale = scale
+    layer._parameters["weight"] = weight
+    return weight.data.float() * scale
+
+
+def test_quantised_weights_are_scored_dequantised() -> None:
+    path = "mid_block.attentions.0.transformer_blocks.0.attn1.to_q"
+    pipe, rounded = tiny("sd1"), tiny("sd1")
+    values = quantised(pipe.unet.get_submodule(path))
+    rounded.unet.get_submodule(path).weight.data.copy_(values)
+    assert tenuto.score(pipe).units == tenuto.score(rounded).units
+    tenuto.enable(pipe, policy="lifetimes", tau=0.5)  # and what it decides, it decides from these
+    assert pipe._tenuto.denoisers[0].subject.units == tenuto.score(rounded).units
+
+
+class Params4bit(nn.Parameter):
+    """Called as bitsandbytes calls its own."""
+
+
+def test_what_nobody_can_dequantise_is_named() -> None:
+    path = "mid_block.attentions.0.transformer_blocks.0.attn1.to_q"
+    pipe = tiny("sd1")
+    quantised(pipe.unet.get_submodule(path), Params4bit)
+    if "bitsandbytes" not in sys.modules:
+        with pytest.raises(CheckpointError, match=rf"{path}.weight was quantised by bitsandbytes, which is not"):
+            tenuto.score(pipe)
+    pipe.unet.get_submodule(path)._parameters["weight"] = nn.Parameter(
+        torch.ones(16, 16, dtype=torch.int8), requires_grad=False
+    )
+    with pytest.raises(CheckpointError, match="int8 numbers as a Parameter"):
+        tenuto.score(pipe)
+    tenuto.enable(pipe)  # the default asks for no score
+
+
+def test_a_controlnet_is_read_at_every_step_that_is_computed(pipe: DiffusionPipeline) -> None:
+    torch.manual_seed(0)
+    control = ControlNetModel.from_unet(pipe.unet, conditioning_embedding_out_channels=(4,)).eval()
+    for block in (*control.controlnet_down_blocks, control.controlnet_mid_block):
+        nn.init.normal_(block.weight, std=0.3)  # which begin as zeros
+    nn.init.normal_(control.controlnet_cond_embedding.conv_out.weight, std=0.3)
+    parts = {name: value for name, value in pipe.components.items() if name != "image_encoder"}
+    guided = StableDiffusionControlNetPipeline(**parts, controlnet=control, requires_safety_checker=False)
+    guided.set_progress_bar_config(disable=True)
+    call: dict[str, Any] = {"image": picture(), "height": 8, "width": 8}
+    full = draw(guided, "sd1", **call)
+    assert not torch.equal(full, draw(pipe, "sd1"))
+    with tenuto.accelerated(guided, 1.0):
+        assert torch.equal(draw(guided, "sd1", **call), full)
+    for keep in ("output", "branch"):
+        with tenuto.accelerated(guided, every=4, opening=False, closing=0, keep=keep):
+            first = draw(guided, "sd1", **call)
+            other = draw(guided, "sd1", **{**call, "image": picture().flip(-1)})
+            assert [step.work == 1 for step in tenuto.summary(guided).per_step] == EVERY_FOURTH
+        assert not torch.equal(first, other)
+
+
+def test_an_ip_adapter_of_flux_is_live() -> None:
+    from diffusers.models.transformers.transformer_flux import FluxIPAdapterAttnProcessor
+
+    pipe = tiny("flux")
+    torch.manual_seed(0)
+    for block in pipe.transformer.transformer_blocks:
+        block.attn.set_processor(FluxIPAdapterAttnProcessor(hidden_size=32, cross_attention_dim=12))
+    call = {"joint_attention_kwargs": {"ip_hidden_states": [torch.randn(1, 4, 12)]}}
+    full = draw(pipe, "flux", **call)
+    assert not torch.equal(full, draw(tiny("flux"), "flux"))
+    with tenuto.accelerated(pipe, 1.0):
+        assert torch.equal(draw(pipe, "flux", **call), full)
+    with tenuto.accelerated(pipe, every=4, opening=False, closing=0, keep="branch"):
+        first = draw(pipe, "flux", **call)
+        call["joint_attention_kwargs"]["ip_hidden_states"][0] *= -1
+        assert not torch.equal(draw(pipe, "flux", **call), first)
+
+
+def test_two_pipelines_may_share_a_denoiser_and_one_of_them_is_enabled(pipe: DiffusionPipeline) -> None:
+    parts = {name: value for name, value in pipe.components.items() if name != "image_encoder"}
+    other = StableDiffusionImg2ImgPipeline(**parts, requires_safety_checker=False)
+    other.set_progress_bar_config(disable=True)
+    call: dict[str, Any] = {"image": picture(), "strength": 0.5, "steps": 24}
+    full = draw(other, "sd1", **call)
+    with tenuto.accelerated(pipe):
+        expected = draw(pipe, "sd1")
+        assert torch.equal(draw(other, "sd1", **call), full)  # as ever
+        assert torch.equal(draw(pipe, "sd1"), expected)
+        with pytest.raises(UsageError, match="in another pipeline"):
+            tenuto.enable(other)
+    with tenuto.accelerated(other):
+        draw(other, "sd1", **call)
+
+
+def test_two_threads_draw_each_its_own_picture(pipe: DiffusionPipeline) -> None:
+    """Of one pipeline, whose solver has no memory of its own."""
+    with tenuto.accelerated(pipe):
+        alone = [draw(pipe, "sd1", seed=seed) for seed in range(4)]
+        with ThreadPoolExecutor(4) as threads:
+            together = list(threads.map(lambda seed: draw(pipe, "sd1", seed=seed), range(4)))
+    assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
+
+
+def test_a_pipeline_with_two_denoisers_runs_both_under_schedules() -> None:
+    """Wan 2.2: one for the noisy steps, another for the rest."""
+    from tests.helpers.pipelines import transformer
+
+    pipe = tiny("wan")
+    pipe.register_modules(transformer_2=transformer("wan"))
+    pipe.register_to_config(boundary_ratio=0.9)
+    full = draw(pipe, "wan", steps=20)
+    with tenuto.accelerated(pipe, 1.0):
+        assert torch.equal(draw(pipe, "wan", steps=20), full)
+    with tenuto.accelerated(pipe, every=4, opening=False, closing=0):
+        draw(pipe, "wan", steps=20)
+        summary = tenuto.summary(pipe)
+    first, second = summary.per_denoiser["transformer"], summary.per_denoiser["transformer_2"]
+    assert first.asked + second.asked == 2 * 20 and min(first.asked, second.asked) > 2
+    assert [one.computed for one in (first, second)] == [2 * -(-one.asked // 2 // 4) for one in (first, second)]
+    assert np.mean([step.work for step in summary.per_step]) < 0.4

@@ -1,0 +1,508 @@
+"""What a plan does must be what the schedule says, whatever it merges, reorders or uses again."""
+
+import gc
+import weakref
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from tenuto.errors import ScheduleError, UsageError
+from tenuto.runtime.executor import Executor, Slower, executor_for
+from tenuto.runtime.prediction import extrapolation_weights
+from tenuto.runtime.residual import plain
+from tenuto.runtime.units import kernels
+from tenuto.runtime.units.chain import chain_of
+from tenuto.runtime.units.holding import Holding, Planes, Unplanned
+from tenuto.runtime.units.plan import make_plan
+from tenuto.scheduling.lifetimes import with_fewer_lifetimes
+from tenuto.scheduling.schedule import Schedule
+from tenuto_lab.candidates.padded import Padded
+
+
+class Net(nn.Module):
+    """Eight units on one stream: some gated, a skip around two of them, and a live layer that reads in the middle."""
+
+    UNITS = tuple(f"u{i}" for i in range(8))
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.weights = [0.3 * torch.randn(4, 4, generator=generator, dtype=torch.float64) for _ in self.UNITS]
+
+    def forward(self, x, gate, residual=plain):
+        h = x
+        for i in range(3):
+            h = self.unit(i, h, residual)
+        skip = h
+        h = self.unit(3, h, residual, gate=lambda: gate)
+        h = self.unit(4, h, residual, gate=lambda: 1 + gate)
+        h = torch.tanh(h) + skip
+        for i in range(5, 8):
+            h = self.unit(i, h, residual)
+        return h.sin()
+
+    def unit(self, i, h, residual, gate=None):
+        return residual(f"u{i}", h, lambda: torch.tanh(h @ self.weights[i]), gate)
+
+
+def naive(schedule: Schedule):
+    """The semantics, as simply as they can be written: each unit's last refreshes, extrapolated one by one."""
+    held: dict[str, deque] = {unit: deque(maxlen=schedule.order + 1) for unit in schedule.units}
+
+    def at(step):
+        def residual(unit, h, branch, gate=None):
+            late = gate is not None and schedule.keep == "branch"
+            if schedule.active[schedule.units.index(unit), step]:
+                value = branch()
+                value = value if gate is None or late else gate() * value
+                held[unit].appendleft((step, value))
+            else:
+                weights = extrapolation_weights([s for s, _ in held[unit]], step)
+                value = sum(w * v for w, (_, v) in zip(weights, held[unit], strict=True))
+            return h + (gate() * value if late else value)
+
+        return residual
+
+    return at
+
+
+def inputs(steps):
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        yield (
+            torch.randn(2, 3, 4, generator=generator, dtype=torch.float64),
+            torch.rand(2, 1, 4, generator=generator, dtype=torch.float64),
+        )
+
+
+@st.composite
+def schedules(draw):
+    steps = draw(st.integers(1, 12))
+    if draw(st.booleans()):  # any rows at all, or few different ones, which is where neighbours merge
+        rows = [draw(st.lists(st.booleans(), min_size=steps, max_size=steps)) for _ in Net.UNITS]
+    else:
+        few = [draw(st.lists(st.booleans(), min_size=steps, max_size=steps)) for _ in range(2)]
+        rows = [draw(st.sampled_from(few)) for _ in Net.UNITS]
+    if draw(st.booleans()):  # lifetimes
+        rows = [[step <= sum(row) for step in range(steps)] for row in rows]
+    active = np.array(rows, dtype=bool)
+    active[:, 0] = True
+    predict = draw(st.sampled_from(["constant", "linear", "quadratic"]))
+    keep = draw(st.sampled_from(["update", "branch"]))
+    return Schedule(Net.UNITS, active, (1.0,) * 8, predict, keep, "toy", "sha256:toy")
+
+
+def expected(net, schedule):
+    at = naive(schedule)
+    return [net(x, gate, residual=at(step)) for step, (x, gate) in enumerate(inputs(schedule.steps))]
+
+
+@given(schedules())
+@settings(deadline=None, max_examples=150)
+def test_skipping_follows_the_schedule(schedule):
+    net = Net()
+    generation = Executor(net, schedule).start()
+    for (x, gate), want in zip(inputs(schedule.steps), expected(net, schedule), strict=True):
+        torch.testing.assert_close(generation(x, gate), want, rtol=1e-9, atol=1e-9)
+    assert len(generation._units) == 0
+
+
+@given(schedules())
+@settings(deadline=None, max_examples=100)
+def test_so_do_the_buffers_that_graphs_work_on(schedule):
+    net = Net()
+    first = next(inputs(1))
+    plan = make_plan(schedule, chain_of(net, first, {}))
+    planes = Planes(plan, torch.device("cpu"))
+    for storage in planes.storages:
+        storage.fill_(1e3)  # what an earlier generation left
+    planes.reset()
+    for step, ((x, gate), want) in enumerate(zip(inputs(schedule.steps), expected(net, schedule), strict=True)):
+        planes.at(step)
+        got = net(x, gate, residual=Holding(plan, planes, plan.steps[step]))
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)  # weights are float32 there
+
+
+@given(schedules())
+@settings(deadline=None, max_examples=50)
+def test_so_does_padding(schedule):
+    net = Net()
+    padded = Padded(schedule, chain_of(net, next(inputs(1)), {}), torch.device("cpu"))
+    padded.reset()
+    for step, ((x, gate), want) in enumerate(zip(inputs(schedule.steps), expected(net, schedule), strict=True)):
+        padded.at(step)
+        torch.testing.assert_close(net(x, gate, residual=padded), want, rtol=1e-5, atol=1e-5)
+
+
+def planned(rows, predict="constant", keep="update"):
+    active = np.array([[mark == "#" for mark in row] for row in rows])
+    schedule = Schedule(Net.UNITS, active, (1.0,) * 8, predict, keep, "toy", "sha256:toy")
+    return make_plan(schedule, chain_of(Net(), next(inputs(1)), {}))
+
+
+def test_the_chain_is_found():
+    chain = chain_of(Net(), next(inputs(1)), {})
+    assert [link.unit for link in chain] == list(Net.UNITS)
+    # u2 ends at the skip, u4 at the live layer, u7 at the output.
+    assert [link.joined for link in chain] == [True, True, False, True, False, True, True, False]
+    assert [link.gated for link in chain] == [False] * 3 + [True] * 2 + [False] * 3
+    assert all(link.shape == (2, 3, 4) for link in chain)
+
+
+def test_neighbours_refreshed_together_are_one_buffer():
+    plan = planned(["#..#.."] * 8)
+    assert plan.storages[0].planes == 3  # one for each stretch between readers
+    assert len(plan.programs) == 2  # one that computes everything, one that adds three sums
+    assert sum(len(action.adds) for action in plan.programs[1]) == 3
+    assert planned(["#..#.."] * 8, predict="linear").storages[0].planes == 6
+
+
+def test_a_branch_before_its_gate_keeps_its_own_buffer():
+    plan = planned(["#..#.."] * 8, keep="branch")
+    assert plan.storages[0].planes == 4
+    assert plan.cache_bytes == 4 * 2 * 3 * 4 * 8
+
+
+def test_lifetimes_collapse_as_neighbours_end():
+    plan = planned(["#.....", "##....", "###...", *["######"] * 5])
+    assert plan.storages[0].planes == 1  # the sum grows; there is never a second one
+    held = planned(["#.....", "######", "#.....", *["######"] * 5])
+    assert held.storages[0].planes == 2  # a computed unit between them
+
+
+def test_refresh_schedules_have_as_many_programs_as_patterns():
+    for predict in ("constant", "linear", "quadratic"):
+        plan = planned([("#" + "." * 4) * 6] * 8, predict=predict, keep="branch")
+        assert len(plan.programs) == 2
+        assert len({moment.program for moment in plan.steps}) == 2
+
+
+def test_buffers_nobody_reads_are_used_again():
+    rows = ["#.####", "######", "###.##", *["######"] * 5]
+    assert planned(rows).storages[0].planes == 1
+
+
+@pytest.mark.parametrize("predict", ["constant", "linear"])
+def test_nothing_is_kept_where_nothing_is_read(predict):
+    plan = planned(["######"] * 8, predict=predict)
+    assert plan.cells == () and plan.cache_bytes == 0 and len(plan.programs) == 1
+
+
+# ---------------------------------------------------------------------------------------------------------- bounds
+
+
+def table(rows, predict="constant", keep="update"):
+    active = np.array([[mark == "#" for mark in row] for row in rows])
+    return Schedule(Net.UNITS, active, (1.0,) * 8, predict, keep, "toy", "sha256:toy")
+
+
+def run(executor):
+    generation = executor.start()
+    return [generation(x, gate) for x, gate in inputs(executor.schedule.steps)]
+
+
+PLANE = 2 * 3 * 4 * 8  # bytes
+
+
+@pytest.mark.parametrize(
+    ("planes", "predict", "keep"),
+    [(8, "linear", "branch"), (7, "constant", "branch"), (4, "constant", "branch"), (3, "constant", "update")],
+)
+def test_a_plan_keeps_within_its_memory_and_says_what_it_gave_up(planes, predict, keep):
+    schedule = table(["#..#..#.."] * 8, "linear", "branch")
+    executor = Executor(Net(), schedule, memory=planes * PLANE)
+    got = run(executor)
+    assert executor.plan(*next(inputs(1))).cache_bytes <= planes * PLANE
+    assert executor.report().cache_bytes <= planes * PLANE
+    for a, b in zip(got, expected(Net(), table(["#..#..#.."] * 8, predict, keep)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    given_up = executor.report().given_up
+    assert ("predict linear became constant" in given_up) == (predict == "constant")
+    assert ("update after the gate" in given_up) == (keep == "update")
+
+
+def test_memory_that_cannot_be_kept_to_is_refused():
+    with pytest.raises(ScheduleError, match=r"keeps less than 576 bytes, and 100 are allowed"):
+        run(Executor(Net(), table(["#..#..#.."] * 8, "linear", "branch"), memory=100))
+
+
+def test_lifetimes_of_neighbours_are_made_alike_where_memory_is_short():
+    rows = [
+        "#.........",
+        "########..",
+        "##........",
+        "#######...",
+        "###.......",
+        "########..",
+        "#.........",
+        "######....",
+    ]
+    schedule = table(rows)
+    alone = make_plan(schedule, chain_of(Net(), next(inputs(1)), {})).cache_bytes
+    executor = Executor(Net(), schedule, memory=alone - PLANE)
+    got = run(executor)
+    assert executor.report().cache_bytes < alone
+    assert "each that of 2 neighbours" in executor.report().given_up
+    pairs = [4, 4, 4, 4, 6, 6, 4, 4]  # the means, halves to even
+    alike = table(["#" * last + "." * (10 - last) for last in pairs])
+    for a, b in zip(got, expected(Net(), alike), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_a_bound_on_graphs_merges_the_nearest_lifetimes():
+    rows = ["#.........", "##........", "##........", "#####.....", "######....", "########..", *["##########"] * 2]
+    assert len(make_plan(table(rows), chain_of(Net(), next(inputs(1)), {})).programs) > 6
+    executor = Executor(Net(), table(rows), graphs=6)
+    run(executor)
+    assert len(executor.plan(*next(inputs(1))).programs) <= 6
+    assert "6 lifetimes became" in executor.report().given_up
+    with pytest.raises(UsageError, match="Only schedules of lifetimes"):
+        run(Executor(Net(), table(["#.#"] + ["#.."] * 7), graphs=1))
+
+
+def test_merging_moves_as_few_unit_steps_as_it_can():
+    rows = ["#.........", "##........", "##........", "#####.....", *["##########"] * 4]
+    merged = with_fewer_lifetimes(table(rows), 3)
+    assert merged.lifetimes == (2, 2, 2, 5, 10, 10, 10, 10)
+    assert with_fewer_lifetimes(table(rows), 2).lifetimes == (2, 2, 2, 2, 10, 10, 10, 10)
+    assert with_fewer_lifetimes(table(rows), 9).lifetimes == table(rows).lifetimes
+
+
+@given(schedules())
+@settings(deadline=None, max_examples=30)
+def test_offloaded_caches_give_the_same(schedule):
+    if schedule.order:
+        schedule = replace(schedule, predict="constant")
+    net = Net()
+    plan = make_plan(schedule, chain_of(net, next(inputs(1)), {}))
+    planes = Planes(plan, torch.device("cpu"), offload=True)
+    for step, ((x, gate), want) in enumerate(zip(inputs(schedule.steps), expected(net, schedule), strict=True)):
+        planes.at(step)
+        got = net(x, gate, residual=Holding(plan, planes, plan.steps[step]))
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+    assert planes.bytes == 0
+
+
+def test_a_network_that_cannot_be_looked_at_beforehand_runs_right_and_says_so():
+    class Curious(Net):
+        def forward(self, x, gate, residual=plain):
+            return super().forward(x * (1.0 if x.sum().item() else 2.0), gate, residual)
+
+    for predict in ("constant", "linear"):
+        schedule = table(["#..#.", "##.#.", *["#.#.#"] * 6], predict, "branch")
+        with pytest.warns(Slower, match="cannot be looked at beforehand"):
+            got = run(Executor(Curious(), schedule))
+        for a, b in zip(got, expected(Net(), schedule), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_threads_do_not_disturb_one_another():
+    net = Net()
+    tables = [table(["#..#..#.."] * 8, "linear", "branch"), table(["##.......", "#.#.#.#.#", *["#...#...#"] * 6])]
+    wants = [expected(net, one) for one in tables]
+    executors = [Executor(net, one) for one in tables]
+    with ThreadPoolExecutor(4) as threads:
+        futures = [threads.submit(run, executors[i % 2]) for i in range(12)]
+        for i, future in enumerate(futures):
+            for a, b in zip(future.result(), wants[i % 2], strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+# ------------------------------------------------------------------------------------------- networks of other shapes
+
+
+class Shaped(nn.Module):
+    """Units u0, u1, …: what `body` does with them is up to the test."""
+
+    def __init__(self, body) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x, residual=plain):
+        return self.body(x, residual)
+
+
+def runs_as_the_schedule_says(network, rows, keep="update", predict="constant", tolerance=1e-4):
+    """Skipping, and the buffers that graphs work on, against the unplanned semantics."""
+    units = tuple(f"u{i}" for i in range(len(rows)))
+    active = np.array([[mark == "#" for mark in row] for row in rows])
+    schedule = Schedule(units, active, (1.0,) * len(rows), predict, keep, "toy", "sha256:toy")
+    given = [torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(s)) for s in range(len(rows[0]))]
+    plain_steps, executor = Unplanned(schedule), Executor(network, schedule)
+    skipping = executor.start()
+    plan = executor.plan(given[0])
+    static = Planes(plan, torch.device("cpu"))
+    static.reset()
+    for step, x in enumerate(given):
+        plain_steps.step = step
+        want = network(x, residual=plain_steps)
+        torch.testing.assert_close(skipping(x), want, rtol=tolerance, atol=tolerance)
+        static.at(step)
+        got = network(x, residual=Holding(plan, static, plan.steps[step]))
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+    return plan
+
+
+@pytest.mark.parametrize("predict", ["constant", "linear"])
+def test_a_branch_may_read_another_stream_than_its_own(predict):
+    def parallel(x, residual):
+        h = residual("u0", x, lambda: torch.tanh(x))
+        h1 = residual("u1", h, lambda: torch.sin(h))
+        return residual("u2", h1, lambda: torch.cos(h))  # of the stream before u1
+
+    plan = runs_as_the_schedule_says(Shaped(parallel), ["#..#.", "#..#.", "#####"], predict=predict)
+    assert [link.joined for link in plan.chain] == [False, True, False]
+
+
+def test_a_network_may_give_a_stream_away():
+    def two(x, residual):
+        mid = residual("u0", x, lambda: torch.tanh(x))
+        return mid, residual("u1", mid, lambda: torch.sin(mid))
+
+    runs_as_the_schedule_says(Shaped(two), ["#..", "#.."])
+
+
+def test_gates_are_asked_for_where_they_stand():
+    def looped(x, residual):
+        scale = torch.zeros(2, 1, 4)
+        for i in range(3):
+            scale.add_(1)  # what a gate gives when it is asked later is another's
+            x = residual(f"u{i}", x, lambda x=x: torch.tanh(x), gate=lambda: scale.clone())
+        return x
+
+    runs_as_the_schedule_says(Shaped(looped), ["#..#."] * 3, "branch", "linear")
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 4), (2, 3, 1), (1, 1, 1), (2, 3, 4), (3, 4)])
+def test_gates_may_have_any_shape_that_broadcasts(shape):
+    def gated(x, residual):
+        gates = [torch.rand(s, generator=torch.Generator().manual_seed(i)) for i, s in enumerate((shape, (2, 1, 4)))]
+        for i, gate in enumerate(gates):
+            x = residual(f"u{i}", x, lambda x=x: torch.tanh(x), gate=lambda gate=gate: gate)
+        return x
+
+    runs_as_the_schedule_says(Shaped(gated), ["#..#."] * 2, "branch", "linear")
+
+
+@pytest.mark.parametrize("predict", ["constant", "linear"])
+def test_branches_may_be_less_precise_than_the_stream_or_broadcast(predict):
+    def mixed(x, residual):
+        x = residual("u0", x, lambda: torch.tanh(x).bfloat16())
+        x = residual("u1", x, lambda: x.mean(dim=1, keepdim=True).bfloat16())
+        return residual("u2", x.relu(), lambda: torch.tanh(x))
+
+    runs_as_the_schedule_says(Shaped(mixed), ["#..#.", "##.#.", "#.#.#"], predict=predict, tolerance=0.02)
+
+
+def test_units_that_come_and_go_are_an_error():
+    class Fickle(Shaped):
+        both = True
+
+        def forward(self, x, residual=plain):
+            x = residual("u0", x, lambda: torch.tanh(x))
+            return residual("u1", x, lambda: torch.sin(x)) if self.both else x
+
+    schedule = Schedule(("u0", "u1"), np.array([[1, 0], [1, 0]], bool), (1.0, 1.0), "constant", "update", "t", "s")
+    network = Fickle(None)
+    generation = Executor(network, schedule).start()
+    generation(torch.randn(2, 3))
+    network.both = False
+    with pytest.raises(ScheduleError, match="did not run u1"):
+        generation(torch.randn(2, 3))
+
+
+def test_looking_at_a_network_leaves_nothing_behind():
+    class Lazy(Shaped):
+        table = None
+
+        def forward(self, x, residual=plain):
+            if self.table is None:
+                self.table = torch.ones(x.shape[-1])
+                self.register_buffer("late", torch.ones(1), persistent=False)
+            return residual("u0", x * self.table, lambda: torch.tanh(x))
+
+    schedule = Schedule(("u0",), np.array([[1, 0]], bool), (1.0,), "constant", "update", "t", "s")
+    network = Lazy(None)
+    generation = Executor(network, schedule).start()
+    assert type(generation(torch.randn(2, 3))) is torch.Tensor
+    assert type(network.table) is torch.Tensor and type(network.late) is torch.Tensor
+
+
+def test_buffers_serve_within_inference_mode_and_without():
+    schedule = table(["#..#..#.."] * 8, "linear", "branch")
+    with torch.inference_mode():
+        plan = make_plan(schedule, chain_of(Net(), next(inputs(1)), {}))
+        planes = Planes(plan, torch.device("cpu"))
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            planes.reset()
+            for step, (x, gate) in enumerate(inputs(9)):
+                planes.at(step)
+                Net()(x, gate, residual=Holding(plan, planes, plan.steps[step]))
+
+
+def test_options_that_cannot_work_together_are_refused():
+    schedule = table(["#.."] * 8)
+    for options in ({"mode": "skip", "offload": True},):
+        with pytest.raises(UsageError):
+            Executor(Net(), schedule, **options)
+    with pytest.raises(UsageError, match="predict 'constant'"):
+        Executor(Net(), table(["#.."] * 8, "linear"), offload=True)
+
+
+def test_what_was_given_up_is_told_of_every_shape():
+    executor = Executor(Net(), table(["#..#..#.."] * 8, "linear", "branch"), memory=7 * PLANE)
+    run(executor)
+    x, gate = next(inputs(1))
+    executor.plan(x[:1], gate[:1])  # half the batch fits as it is
+    assert "linear became constant" in executor.report().given_up
+
+
+def test_a_network_is_not_kept_alive_by_its_executor():
+    network = Net()
+    executor_for(network, table(["#.."] * 8)).start()
+    gone = weakref.ref(network)
+    del network
+    gc.collect()
+    assert gone() is None
+
+
+def test_the_kernel_takes_gates_of_one_shape_only():
+    def fits(h, gate):
+        storage, gates = torch.zeros(1, *h.shape), torch.zeros(1, *gate)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernels, "has_triton", lambda: True)
+            patch.setattr(Tensor, "is_cuda", True)
+            return kernels.fits_kernel(h, storage, gates)
+
+    h = torch.zeros(2, 4, 4)
+    assert fits(h, (2, 1, 4)) and not fits(h, (2, 4, 1)) and not fits(torch.zeros(4, 4, 3), (4, 3))
+
+
+@pytest.mark.parametrize("width", [2, 8])
+def test_sums_of_held_neighbours_keep_the_precision_of_their_updates(width):
+    """The difference of two bfloat16 streams would be off by several per cent of what the units added."""
+
+    class Small(torch.nn.Module):
+        def forward(self, x, residual=plain):
+            for i in range(width):
+                x = residual(f"u{i}", x, lambda i=i, x=x: torch.full_like(x, 0.01 * (i + 1.3)))
+            return x
+
+    names, active = tuple(f"u{i}" for i in range(width)), np.array([[1, 0]] * width, bool)
+    schedule = Schedule(names, active, (1.0,) * width, "constant", "update", "toy", None)
+    stream = torch.full((4, 16), 8.3, dtype=torch.bfloat16)
+    generation = Executor(Small(), schedule).start()
+    first = generation(stream)
+    (kept,) = generation._units._kept._kept.values()
+    exact = sum(torch.tensor(0.01 * (i + 1.3), dtype=torch.bfloat16).double() for i in range(width))
+    error = float((kept.double() - exact).abs().max() / exact)
+    difference = float(((first - stream).double() - exact).abs().max() / exact)
+    assert error < 2**-8 < difference

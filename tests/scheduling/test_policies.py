@@ -1,0 +1,266 @@
+"""Lifetimes follow the paper's formula, budgets are met as nearly as can be, refreshing starts with a full step."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tenuto
+from tenuto.deciding import advice
+from tenuto.errors import UsageError
+from tenuto.scheduling.lifetimes import lifetimes, lifetimes_at, tau_for_budget
+from tenuto.scheduling.refresh import period_for_budget, refresh
+from tenuto.scheduling.rewrite import rewrite
+from tenuto.scoring.scores import Scores, UnitScore
+from tenuto_lab.candidates.allocation import allocated, anchors, ranked
+from tenuto_lab.candidates.noise import by_noise
+
+SCORES = st.lists(st.floats(0, 1), min_size=1, max_size=12)
+STEPS = st.integers(1, 60)
+
+
+def scored(*values: float) -> Scores:
+    units = [UnitScore(f"unit{i}", "mlp", 1.0 + i, (), value, value) for i, value in enumerate(values)]
+    return Scores("toy", "toy", "sha256:toy", tuple(units))
+
+
+def test_lifetimes_by_hand():
+    # T = 10, S_min = 1: max{1, ⌈10 min(1, Λ̂/τ)⌉}
+    assert lifetimes_at([0.0, 0.05, 0.1, 0.31, 0.999, 1.0], 10, 1.0) == [1, 1, 1, 4, 10, 10]
+    assert lifetimes_at([0.0, 0.05, 0.1, 0.31, 0.999, 1.0], 10, 2.0) == [1, 1, 1, 2, 5, 5]
+    assert lifetimes_at([0.0, 0.5], 10, 1.0, min_lifetime=0.35) == [4, 5]
+
+
+def test_rounding_does_not_add_a_step():
+    assert lifetimes_at([0.07, 0.29, 0.57], 100, 1.0) == [10, 29, 57]  # 100 · 0.29 is 28.999999999999996 in binary
+    assert lifetimes_at([0.07], 100, 1.0, min_lifetime=0.01) == [7]  # 100 · 0.07 is 7.000000000000001
+
+
+@given(SCORES, STEPS, st.floats(0.05, 5), st.floats(0, 1))
+def test_lifetimes_grow_with_the_score_and_shrink_with_tau(scores, steps, tau, shortest):
+    lives = lifetimes_at(scores, steps, tau, shortest)
+    ordered = [life for _, life in sorted(zip(scores, lives, strict=True))]
+    assert ordered == sorted(ordered)
+    assert all(later <= life for later, life in zip(lifetimes_at(scores, steps, 2 * tau, shortest), lives, strict=True))
+    assert all(max(1, math.ceil(round(shortest * steps, 9))) <= life <= steps for life in lives)
+
+
+@settings(max_examples=80, deadline=None)
+@given(SCORES, st.integers(1, 25), st.floats(0.01, 1), st.sampled_from([0.0, 0.1, 0.3]))
+def test_the_budget_is_met_to_the_nearest_achievable_unit_step(scores, steps, budget, shortest):
+    wanted = budget * len(scores) * steps
+    found = sum(lifetimes_at(scores, steps, tau_for_budget(scores, steps, budget, shortest), shortest))
+    # Every sum any τ can give: τ at, just below and just above each place where some lifetime changes.
+    places = [steps * s / n for s in scores if s > 0 for n in range(1, steps + 1)] or [1.0]
+    achievable = {
+        sum(lifetimes_at(scores, steps, place * factor, shortest)) for place in places for factor in (0.999, 1, 1.001)
+    }
+    assert abs(found - wanted) <= min(abs(total - wanted) for total in achievable) + 1e-9
+
+
+def test_the_schedule_of_a_budget_has_that_budget():
+    schedule = lifetimes(scored(*np.linspace(0.05, 1, 24)), 100, budget=0.35)
+    assert schedule.budget == pytest.approx(0.35, abs=1 / (24 * 100))
+    assert schedule.policy["tau"] > 0 and schedule.policy["budget"] == 0.35
+
+
+def test_lifetimes_compute_first_and_then_hold_for_good():
+    schedule = lifetimes(scored(0.2, 1.0), 5)
+    assert schedule.active.tolist() == [[True, False, False, False, False], [True] * 5]
+    assert schedule.lifetimes == (1, 5)
+    assert (schedule.keep, schedule.predict) == ("update", "constant")
+
+
+def test_refresh_computes_everything_at_the_first_step_and_every_rth():
+    schedule = refresh(scored(0.2, 1.0), 8, every=3)
+    assert schedule.active.tolist() == [[True, False, False, True, False, False, True, False]] * 2
+    assert (schedule.keep, schedule.predict, schedule.policy["closing"]) == ("output", "linear", 0)
+
+
+def test_the_last_steps_are_computed_where_refreshes_are_many():
+    schedule = refresh(scored(0.2, 1.0), 50, every=4)  # 13 refreshes
+    assert set(np.flatnonzero(schedule.active[0])) == {*range(0, 50, 4), 2, 47, 48, 49}
+    plainer = refresh(scored(1.0), 50, every=4, opening=False, closing=1)
+    assert set(np.flatnonzero(plainer.active[0])) == {*range(0, 50, 4), 49}
+    fewer = refresh(scored(1.0), 50, every=6)  # 9: the last step alone, and none at the beginning
+    assert set(np.flatnonzero(fewer.active[0])) == {*range(0, 50, 6), 49}
+    units = refresh(scored(1.0), 50, every=6, keep="branch")  # where units are held, an opening one serves better
+    assert set(np.flatnonzero(units.active[0])) == {*range(0, 50, 6), 3}
+    few = refresh(scored(1.0), 20, every=4)  # 5: spread evenly
+    assert set(np.flatnonzero(few.active[0])) == set(range(0, 20, 4))
+
+
+def test_the_degree_is_higher_where_refreshes_are_many():
+    assert refresh(scored(1.0), 50, every=5).predict == "cubic"
+    assert refresh(scored(1.0), 50, every=6).predict == "quadratic"
+    assert refresh(scored(1.0), 20, every=4).predict == "linear"
+    assert refresh(scored(1.0), 50, every=5, predict="linear", keep="branch").keep == "branch"
+
+
+@given(STEPS, st.floats(0.01, 1))
+def test_refresh_takes_the_period_nearest_to_the_budget(steps, budget):
+    schedule = refresh(scored(0.5, 1.0), steps, budget=budget)
+    achievable = [refresh(scored(0.5), steps, every=every).budget for every in range(1, steps + 1)]
+    assert abs(schedule.budget - budget) == pytest.approx(min(abs(share - budget) for share in achievable))
+    assert schedule.active[:, 0].all()
+
+
+def test_period_for_budget_by_hand():
+    assert [period_for_budget(50, b, opening=False, closing=0) for b in (1.0, 0.5, 0.34, 0.25, 0.02)] == [
+        1,
+        2,
+        3,
+        4,
+        50,
+    ]
+    assert [period_for_budget(50, b) for b in (1.0, 0.53, 0.4, 0.32, 0.28, 0.02)] == [1, 2, 3, 4, 5, 50]
+
+
+# Text
+
+
+def test_text_in_blocks_is_refreshed_at_each_block_and_computed_within_it():
+    schedule = rewrite(scored(*[1.0] * 6), 16, every=4, blocks=2)
+    assert np.flatnonzero(schedule.active[0]).tolist() == [0, 4, 8, 12]
+    assert (schedule.rows, schedule.predict) == ("block", "constant")
+    assert rewrite(scored(*[1.0] * 6), 16, budget=0.125, blocks=2).active.sum(axis=1).tolist() == [2] * 6
+
+
+def test_a_budget_of_text_is_kept_where_any_period_keeps_it():
+    assert rewrite(scored(1.0), 64, budget=0.8, blocks=4).budget == 0.5  # computing everything would be nearer
+    assert rewrite(scored(1.0), 64, budget=0.01, blocks=4).budget == 4 / 64  # as little as there can be
+
+
+def test_text_in_one_block_holds_the_units_in_the_middle():
+    schedule = rewrite(scored(*[1.0] * 8), 16, budget=0.625)
+    held = (~schedule.active).any(axis=1)
+    assert held.tolist() == [False, False, True, True, True, True, False, False]
+    assert schedule.rows == "written" and schedule.budget == pytest.approx(0.625)
+    assert rewrite(scored(*[1.0] * 8), 16, budget=0.125).active.sum(axis=1).tolist() == [2] * 8
+    assert rewrite(scored(*[1.0] * 8), 16, budget=1.0).budget == 1
+
+
+# Unequal shares
+
+
+@given(SCORES, st.integers(2, 40), st.floats(0.05, 0.9))
+def test_allocation_spends_the_budget_on_scores_and_not_on_costs(values, steps, budget):
+    schedule = allocated(scored(*values), steps, budget=budget)
+    assert schedule.active[:, 0].all()
+    least = 1 / steps
+    assert schedule.flop_budget <= max(budget, least) + 0.5 / steps * 2 + 1e-9
+
+
+def test_allocation_by_hand():
+    # Costs 1 and 4; refreshes go as the root of score over cost: 1 and 1/2 of equal scores.
+    units = (UnitScore("a", "mlp", 1.0, (), 1.0, 1.0), UnitScore("b", "mlp", 4.0, (), 1.0, 1.0))
+    schedule = allocated(Scores("toy", "toy", "sha256:toy", units), 100, budget=0.3)
+    often, seldom = schedule.active.sum(axis=1)
+    assert often == pytest.approx(2 * seldom, abs=2)
+    assert schedule.flop_budget == pytest.approx(0.3, abs=0.01)
+
+
+def test_anchors_refresh_half_of_the_work_again_in_between():
+    units = tuple(UnitScore(f"u{i}", "mlp", 1.0, (), s, s) for i, s in enumerate((0.1, 0.9, 0.2, 0.8)))
+    schedule = anchors(Scores("toy", "toy", "sha256:toy", units), 12, every=4)
+    assert [np.flatnonzero(row).tolist() for row in schedule.active] == [
+        [0, 4, 8],
+        [0, 2, 4, 6, 8, 10],
+        [0, 4, 8],
+        [0, 2, 4, 6, 8, 10],
+    ]
+    assert anchors(Scores("toy", "toy", "sha256:toy", units), 12, every=4, ranking="late").active[2:].sum() == 12
+
+
+def test_rankings():
+    units = tuple(
+        UnitScore(f"u{i}", kind, cost, (), s, s)
+        for i, (kind, cost, s) in enumerate((("mlp", 1.0, 0.2), ("attention", 1.0, 0.9), ("mlp", 9.0, 0.1)))
+    )
+    toy = Scores("toy", "toy", "sha256:toy", units)
+    assert ranked(toy, "spectral") == [1, 0, 2]
+    assert ranked(toy, "spectral within type") == [0, 1, 2]
+    assert (ranked(toy, "early"), ranked(toy, "late")) == ([0, 1, 2], [2, 1, 0])
+    assert sorted(ranked(toy, "random", seed=3)) == [0, 1, 2]
+
+
+@given(st.integers(2, 60), st.floats(0.02, 1), st.floats(0, 1))
+def test_placing_by_noise_meets_the_budget_and_begins_at_the_first_step(steps, budget, evenness):
+    levels = [math.log((s + 1) / (steps - s)) for s in range(steps)]
+    schedule = by_noise(scored(1.0), steps, levels, budget=budget, evenness=evenness)
+    assert schedule.active.sum() == min(steps, max(1, round(budget * steps))) and schedule.active[0, 0]
+
+
+def test_the_flop_budget_weighs_units_by_cost():
+    schedule = lifetimes(scored(0.2, 1.0), 5)  # costs 1 and 2; 1 and 5 of 5 steps
+    assert schedule.budget == pytest.approx(6 / 10)
+    assert schedule.flop_budget == pytest.approx((1 * 1 + 2 * 5) / (3 * 5))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "between 1 and 10,000 steps"),
+        ({"steps": 10**12}, "between 1 and 10,000 steps"),
+        ({"steps": 2.5}, "a whole number, not 2.5"),
+        ({"steps": "10"}, "a whole number, not '10'"),
+        ({"steps": None}, "a whole number, not None"),
+        ({"steps": 10, "budget": "x"}, "a share of the work"),
+        ({"steps": 10, "budget": 0}, "above 0"),
+        ({"steps": 10, "budget": 1.5}, "at most 1"),
+        ({"steps": 10, "budget": float("nan")}, "above 0"),
+        ({"steps": 10, "every": 0}, "at least 1 step"),
+        ({"steps": 10, "every": 2, "budget": 0.5}, "not both"),
+        ({"steps": 10, "tau": 1.0}, "tau belongs to the policy lifetimes"),
+        ({"steps": 10, "policy": "lifetimes", "every": 3}, "every belongs to the policy refresh"),
+        ({"steps": 10, "policy": "lifetimes", "tau": 1.0, "budget": 0.5}, "not both"),
+        ({"steps": 10, "policy": "lifetimes", "tau": 0.0}, "tau must be positive"),
+        ({"steps": 10, "policy": "lifetimes", "min_lifetime": 2}, "between 0 and 1"),
+        ({"steps": 10, "policy": "magic"}, "one of refresh, rewrite"),
+    ],
+)
+def test_nonsense_is_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        tenuto.schedule(scored(0.2, 1.0), **options)
+
+
+# What a user says
+
+
+def test_a_speedup_is_a_budget_less_what_is_never_held():
+    dit = Scores("toy", "dit", "sha256:toy", scored(0.5, 1.0).units)
+    assert tenuto.schedule(dit, 100, speedup=4).policy["budget"] == 0.25  # the output is held: that costs nothing
+    by_units = tenuto.schedule(dit, 100, speedup=4, keep="branch")
+    assert by_units.policy["budget"] == pytest.approx((0.25 - 0.05) / 0.95)
+    unet = Scores("toy", "UNet2DConditionModel", "sha256:toy", scored(0.5, 1.0).units)
+    assert tenuto.schedule(unet, 100, speedup=2, keep="update").policy["budget"] == pytest.approx((0.5 - 0.12) / 0.88)
+    assert tenuto.schedule(dit, 100, speedup=1).budget == 1
+    with pytest.raises(UsageError, match="cannot become 25 times as fast.*less than 20.0 times"):
+        tenuto.schedule(dit, 100, speedup=25, keep="branch")
+    with pytest.raises(UsageError, match="not both"):
+        tenuto.schedule(dit, 100, speedup=2, budget=0.5)
+    with pytest.raises(UsageError, match="from 1 on"):
+        tenuto.schedule(dit, 100, speedup=0.5)
+
+
+def test_text_is_rewritten_by_default_and_pictures_are_refreshed():
+    llada = Scores("toy", "llada", "sha256:toy", scored(*[0.5] * 8).units)
+    assert tenuto.schedule(llada, 16, blocks=4).policy["name"] == "rewrite"
+    assert tenuto.schedule(scored(0.5), 16).policy["name"] == "refresh"
+    with pytest.raises(UsageError, match="rewrite is for language models"):
+        tenuto.schedule(scored(0.5), 16, policy="rewrite")
+    with pytest.raises(UsageError, match="blocks belongs to the policy rewrite"):
+        tenuto.schedule(scored(0.5), 16, blocks=4)
+    with pytest.raises(UsageError, match="colour is an option of no policy"):
+        tenuto.schedule(scored(0.5), 16, colour="red")
+
+
+def test_what_is_fewer_steps_by_another_name_is_called_so():
+    llada = Scores("toy", "llada", "sha256:toy", scored(*[0.5] * 8).units)
+    idle = tenuto.schedule(llada, 16, every=4, rows="none", held=1.0)
+    assert "the same as taking 4 steps" in advice(idle, text=True)
+    assert advice(tenuto.schedule(llada, 16, blocks=4), text=True) is None
+    assert "too few to extrapolate from" in advice(refresh(scored(0.5), 20, every=5), text=False)
+    assert advice(refresh(scored(0.5), 50), text=False) is None
