@@ -123,7 +123,7 @@ def rows_of_schedulers() -> list[Any]:
 def test_the_table_of_schedulers_says_which_are_corrected(name: str, cell: str, corrected: str, told: str) -> None:
     import diffusers
 
-    from tenuto.runtime.course import course_of
+    from tenuto.runtime.course import adds_noise, course_of
 
     if "`eta` above 0" in cell and name == "DDIMScheduler":
         return  # which only `step` is told: tests/pipelines
@@ -138,7 +138,7 @@ def test_the_table_of_schedulers_says_which_are_corrected(name: str, cell: str, 
     course = course_of(scheduler)
     assert (course.weights is not None) == corrected.startswith("yes"), course.why_not
     assert bool(course.why_not) == corrected.startswith("no")
-    assert ("random" in corrected) == ("ruined" in told)
+    assert adds_noise(scheduler) == ("random" in corrected) == ("in full" in told)
 
 
 def commands_known() -> dict[str, Any]:

@@ -1,11 +1,14 @@
 """The GPU tests were run on the code as it is: no machine of CI's has a GPU, so their last run is recorded."""
 
 import pytest
+
 from tests.gpu_run import RECORD, digest, digests, recorded
 
 
 def test_the_recorded_run_passed() -> None:
-    assert recorded()["failed"] == [] and recorded()["passed"] > 0
+    """A failure counts unless "explained" says why it says nothing of the code, such as a test that was wrong."""
+    run = recorded()
+    assert run["passed"] > 0 and set(run["failed"]) <= set(run["explained"])
 
 
 def test_what_runs_on_the_gpu_was_tested_there() -> None:
@@ -15,7 +18,7 @@ def test_what_runs_on_the_gpu_was_tested_there() -> None:
     unexplained = sorted(changed - set(run["changed_since"]))
     if unexplained:
         pytest.fail(
-            f"{', '.join(unexplained)} changed since the GPU tests were last run (commit {run['provenance']['commit']}). "
+            f"{', '.join(unexplained)} changed since the GPU tests were last run, at {run['provenance']['commit']}. "
             f"Run `make test-gpu` on a machine with a GPU. If the change cannot matter there, say why in {RECORD.name} "
             'under "changed_since": {"path": "reason"}.'
         )

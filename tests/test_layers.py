@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tenuto.ui",),
     ("tenuto.cli",),
     ("tenuto.__main__",),
-    ("tenuto_lab.judging", "tenuto_lab.candidates", "tenuto_lab.__init__"),
+    ("tenuto_lab.judging", "tenuto_lab.candidates", "tenuto_lab.result_files", "tenuto_lab.__init__"),
     ("tenuto_lab.probing",),
     ("tenuto_lab.rivals",),
     ("tenuto_lab.frontier", "tenuto_lab.speed"),
@@ -55,7 +55,7 @@ def layer_of(module: str) -> tuple[int, str]:
 
 
 def imports_of(path: Path, known: dict[str, Path]) -> set[str]:
-    """The modules of ours that a file imports, at its head or within a function; imports for types alone do not count."""
+    """The modules of ours that a file imports, at its head or in a function; not those for types alone."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for_types = {
         id(inner)

@@ -20,22 +20,27 @@ def versions(made: dict[str, Any]) -> dict[str, Any]:
 def training_section(record: dict[str, Any], out: Path, of: str = "images") -> str:
     """From loss.json."""
     made = record["provenance"]
+    ended = ", interrupted" if record["interrupted"] else ""
+    if "diverged_at" in record:
+        ended = f"; the loss was no longer a number at step {record['diverged_at']:,}"
     rows = {
         "Command": f"`{made['command']}`",
         "Data": record["data"],
         "Steps": f"{record['steps']:,} of {record['settings']['batch']} {of}",
-        "Time": f"{record['seconds']:.0f} s on {made['hardware']}" + (", interrupted" if record["interrupted"] else ""),
+        "Time": f"{record['seconds']:.0f} s on {made['hardware']}{ended}",
         "Final loss": "none" if record["final_loss"] is None else f"{record['final_loss']:.5f}, over the last tenth",
         **versions(made),
     }
     picture = "\n![Training loss](loss.png)\n" if (out / "loss.png").exists() else ""
     section = f"## Training\n\n| | |\n|---|---|\n{table(rows)}\n{picture}"
-    if before := record.get("before"):
+    before = record.get("before")
+    while before is not None:
         earlier, interrupted = before["provenance"], ", interrupted" if before["interrupted"] else ""
         section += (
             f"\nIt went on from {before['steps']:,} steps ({before['seconds']:.0f} s{interrupted}) of "
             f"`{earlier['command']}` at commit {earlier['commit']}.\n"
         )
+        before = before.get("before")
     return section
 
 

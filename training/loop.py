@@ -1,6 +1,7 @@
 """The training loop that all the shipped models share: a wall-clock budget, an average of the weights, a record.
 
-The learning rate follows the clock, so that a run of any length ends annealed.
+The learning rate follows the clock, so that a run of any length ends annealed. If the loss is no longer a number, the
+run ends: the command saves the last averaged weights that were good, and `save_record` then raises the error.
 """
 
 import math
@@ -36,6 +37,7 @@ WARM_UP = 0.02  # of the budget
 FLOOR = 1e-2  # of the peak learning rate, where the cosine ends
 READ_EVERY = 100  # steps: reading the loss waits for the device
 PRINT_EVERY = 5.0  # seconds
+RECOMPILE_LIMIT = 64  # of one function, in dynamo: it compiles each block of a network for itself, and stops after 8
 SHARD_BYTES = 15_900_000  # of tensors; with its header a file stays below 16 MB
 
 
@@ -48,6 +50,8 @@ class Settings:
     seed: int = 0
     compile: bool = True
     max_steps: int | None = None
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = 0.02
 
 
 @dataclass
@@ -59,6 +63,7 @@ class Trained:
     seconds: float = 0.0
     compiled: bool = False
     interrupted: bool = False
+    diverged_at: int | None = None  # the step at which the loss was no longer a number; `steps` made the weights kept
     history: list[tuple[int, float, float]] = field(default_factory=list)  # (step, seconds, mean loss since the last)
 
     @property
@@ -91,7 +96,9 @@ def train(network: nn.Module, loss_of: Callable[[Any], Tensor], settings: Settin
     parameters = list(learned.values())
     device = parameters[0].device
     average = [parameter.detach().clone() for parameter in parameters]
-    optimizer = torch.optim.AdamW(parameters, lr=settings.lr, betas=(0.9, 0.99), weight_decay=0.02, fused=True)
+    optimizer = torch.optim.AdamW(
+        parameters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
+    )
 
     def backward(forward: Any) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16):
@@ -106,15 +113,22 @@ def train(network: nn.Module, loss_of: Callable[[Any], Tensor], settings: Settin
 
     result = Trained(network.state_dict(), compiled=compiled)
     total, counted, printed = torch.zeros((), device=device), 0, 0.0
+    good_steps, good_state = 0, result.state  # the last averaged weights that were known to be good
     start = time.perf_counter()
 
+    def averaged() -> dict[str, Tensor]:
+        return {**network.state_dict(), **dict(zip(learned, average, strict=True))}
+
     def read() -> None:
-        nonlocal counted, printed
+        nonlocal counted, printed, good_steps, good_state
         loss = total.item() / counted
         total.zero_()
         counted, result.seconds = 0, time.perf_counter() - start
         if not math.isfinite(loss):
-            raise TenutoError(f"The loss is no longer a number at step {result.steps}; try a lower --lr.")
+            result.diverged_at = result.steps
+            return
+        if torch.stack(torch._foreach_norm(average)).isfinite().all():
+            good_steps, good_state = result.steps, {key: value.clone() for key, value in averaged().items()}
         result.history.append((result.steps, round(result.seconds, 2), round(loss, 6)))
         if result.seconds - printed >= PRINT_EVERY:
             printed = result.seconds
@@ -142,19 +156,38 @@ def train(network: nn.Module, loss_of: Callable[[Any], Tensor], settings: Settin
             counted += 1
             if counted == READ_EVERY:
                 read()
+                if result.diverged_at is not None:
+                    break
     except KeyboardInterrupt:
         result.interrupted = True
         print(f"interrupted at step {result.steps:,}; saving what there is", flush=True)
     if counted:
         read()
-    result.state = {**network.state_dict(), **dict(zip(learned, average, strict=True))}
+    if result.diverged_at is None:
+        result.state = averaged()
+        return result
+    if not good_steps:
+        raise TenutoError(f"{no_number(result.diverged_at)} There are no good weights to save.")
+    result.steps, result.state = good_steps, good_state
     return result
+
+
+def no_number(step: int) -> str:
+    return f"The loss is no longer a number at step {step}; try a lower --lr."
+
+
+def allow_recompiling() -> None:
+    """Let dynamo compile a function more often than by default: blocks differ by their names, and there may be many."""
+    config = torch._dynamo.config
+    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # the older name
+    setattr(config, name, max(getattr(config, name), RECOMPILE_LIMIT))
 
 
 def _prepare(network: nn.Module, backward: Callable[[Any], Any], compile: bool) -> tuple[Any, bool]:
     """The callable to train with, compiled if that works, after one pass that is not counted in the budget."""
     if compile:
         try:
+            allow_recompiling()
             compiled = torch.compile(network, dynamic=False)  # each shape there is, compiled for itself
             backward(compiled)
             return compiled, True
@@ -164,11 +197,16 @@ def _prepare(network: nn.Module, backward: Callable[[Any], Any], compile: bool) 
     return network, False
 
 
-def save_weights(out: Path, state: dict[str, Tensor], pattern: str = "model{suffix}.safetensors") -> None:
-    """bfloat16 weights: one file if it is small, else shards and their index."""
+def save_weights(
+    out: Path,
+    state: dict[str, Tensor],
+    pattern: str = "model{suffix}.safetensors",
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """The weights in 16 bits: one file if it is small, else shards and their index."""
     for stale in out.glob(pattern.format(suffix="*")):  # an earlier run's would be read as part of this checkpoint
         stale.unlink()
-    stored = {key: value.detach().to("cpu", torch.bfloat16).contiguous() for key, value in state.items()}
+    stored = {key: value.detach().to("cpu", dtype).contiguous() for key, value in state.items()}
     out.mkdir(parents=True, exist_ok=True)
     save_torch_state_dict(stored, out, filename_pattern=pattern, max_shard_size=SHARD_BYTES)
     for written in out.glob(pattern.format(suffix="*")):
@@ -176,9 +214,18 @@ def save_weights(out: Path, state: dict[str, Tensor], pattern: str = "model{suff
 
 
 def save_record(
-    out: Path, trained: Trained, settings: Settings, data: str, before: dict[str, Any] | None = None
+    out: Path,
+    trained: Trained,
+    settings: Settings,
+    data: str,
+    before: dict[str, Any] | None = None,
+    extra: dict[str, Any] | None = None,
 ) -> None:
-    """loss.json and loss.png: what the training took, and how it went; `before`, the record of what it went on from."""
+    """loss.json and loss.png: what the training took, and how it went. Call it when the weights are saved.
+
+    before  the record of the training that this one went on from
+    extra   what else belongs into loss.json
+    """
     record = {
         "provenance": provenance(seed=settings.seed),
         "data": data,
@@ -191,27 +238,42 @@ def save_record(
         "interrupted": trained.interrupted,
         "final_loss": trained.final_loss,
         "loss": trained.history,
+        **({} if trained.diverged_at is None else {"diverged_at": trained.diverged_at}),
+        **(extra or {}),
         **({} if before is None else {"before": before}),
     }
     write_json(out / "loss.json", record)
-    plot_loss(out / "loss.png", record)
+    try:
+        plot_loss(out / "loss.png", record)
+    except ImportError:
+        print("There is no loss.png, because matplotlib is not installed.")
     loss = "none" if trained.final_loss is None else f"{trained.final_loss:.5f}"
     print(f"{out}: {trained.steps:,} steps in {trained.seconds:.0f} s, final loss {loss}")
+    if trained.diverged_at is not None:
+        raise TenutoError(f"{no_number(trained.diverged_at)} {out} has the averaged weights of step {trained.steps}.")
 
 
 def plot_loss(path: Path, record: dict[str, Any]) -> None:
     """The loss over the steps, those of an earlier training included."""
     from matplotlib.figure import Figure
 
-    before = record.get("before")
-    history = [(step, loss) for step, _, loss in (before["loss"] if before else [])]
-    history += [(step + (before["steps"] if before else 0), loss) for step, _, loss in record["loss"]]
+    runs: list[dict[str, Any]] = []  # the earliest first
+    earlier: dict[str, Any] | None = record
+    while earlier is not None:
+        runs.insert(0, earlier)
+        earlier = earlier.get("before")
+    history: list[tuple[int, float]] = []
+    joints: list[int] = []
+    for run in runs:
+        begun = joints[-1] if joints else 0
+        history += [(begun + step, loss) for step, _, loss in run["loss"]]
+        joints.append(begun + run["steps"])
 
     figure = Figure(figsize=(7, 4), layout="constrained", dpi=150)
     axes = figure.subplots()
     axes.plot([step for step, _ in history], [loss for _, loss in history], linewidth=1, color="#1f5fa8")
-    if before:
-        axes.axvline(before["steps"], color="0.6", linewidth=0.8)
+    for joint in joints[:-1]:
+        axes.axvline(joint, color="0.6", linewidth=0.8)
     axes.set(xlabel="step", ylabel="training loss", yscale="log")
     axes.grid(True, which="both", linewidth=0.3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,9 +14,6 @@ from tenuto.errors import UsageError
 from tenuto.journal import Journal
 from tenuto.models import ARCHITECTURES, Model, Stored, architecture, open_model
 from tenuto.models.architecture import Architecture
-from tenuto.scheduling.lifetimes import lifetimes
-from tenuto.scheduling.refresh import FEW, refresh
-from tenuto.scheduling.rewrite import rewrite
 from tenuto.scheduling.schedule import Schedule
 from tenuto.scoring.checkpoint import ModuleTensors
 from tenuto.scoring.scores import Progress, Scores, score_tensors, silent
@@ -27,17 +25,25 @@ Policy = Literal["refresh", "rewrite", "lifetimes"]
 
 @dataclass(frozen=True)
 class PolicyKind:
-    """One way to decide: the function, its options besides steps and budget, and whether it reads scores."""
+    """One way to decide: its options besides steps and budget, and whether it reads scores.
 
-    make: Callable[..., Schedule]
+    The function has the policy's name, in the module of that name. It is imported when it is needed.
+    """
+
+    name: str
     options: tuple[str, ...]
     reads_scores: bool = False
 
+    @property
+    def make(self) -> Callable[..., Schedule]:
+        made: Callable[..., Schedule] = getattr(import_module(f"tenuto.scheduling.{self.name}"), self.name)
+        return made
+
 
 POLICIES: Mapping[str, PolicyKind] = {
-    "refresh": PolicyKind(refresh, ("every", "opening", "closing", "predict", "keep", "correction")),
-    "rewrite": PolicyKind(rewrite, ("every", "blocks", "rows", "held")),
-    "lifetimes": PolicyKind(lifetimes, ("tau", "min_lifetime", "predict", "keep"), reads_scores=True),
+    "refresh": PolicyKind("refresh", ("every", "opening", "closing", "predict", "keep", "correction")),
+    "rewrite": PolicyKind("rewrite", ("every", "blocks", "rows", "held")),
+    "lifetimes": PolicyKind("lifetimes", ("tau", "min_lifetime", "predict", "keep"), reads_scores=True),
 }
 
 
@@ -179,6 +185,8 @@ def family_of(subject: Subject) -> Architecture | None:
 
 def advice(made: Schedule, text: bool) -> str | None:
     """What to say of a schedule that would be sold for more than it is."""
+    from tenuto.scheduling.refresh import FEW
+
     idle = int((~made.active).all(axis=0).sum())
     if text and made.rows == "none" and idle:
         return (

@@ -115,8 +115,9 @@ def _is_ours(path: Path) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
+    """As UTF-8; what has no place there (half a character, of a name that is not UTF-8) becomes a question mark."""
     with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="replace")
 
 
 def write_json(path: Path, value: object) -> None:

@@ -39,9 +39,12 @@ def origin(made: Mapping[str, Any]) -> str:
 
 def command() -> str:
     """The command line as one would type it from the project's root."""
+    started = getattr(sys.modules.get("__main__"), "__spec__", None)  # by python -m
+    if started is not None:
+        module = started.name.removesuffix(".__main__")
+        ours = {"tenuto": ["tenuto"], "tenuto.cli": ["tenuto"], "tenuto_lab": ["tenuto", "lab"]}
+        return shlex.join([*ours.get(module, ["python", "-m", module]), *sys.argv[1:]])
     program = Path(sys.argv[0])
-    if program.name == "__main__.py":  # of `python -m tenuto.cli`
-        return shlex.join(["tenuto", *sys.argv[1:]])
     script = ["python", f"{program.parent.name}/{program.name}"] if program.suffix == ".py" else [program.name]
     return shlex.join([*script, *sys.argv[1:]])
 

@@ -25,6 +25,9 @@ def frontier_tab(results: Path) -> None:
         )
         return
     models = models_of(record)
+    if not models:
+        gr.HTML(notice_html(f"{results / FRONTIER} has no rows: nothing was measured."))
+        return
     chosen = gr.Dropdown(
         [(one_line(model), model) for model in models], value=models[0], label="Model", elem_id="frontier-model"
     )

@@ -98,7 +98,6 @@ def tenuto_modules_after(arguments: list[str], folder: Path) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
-@pytest.mark.xfail(reason="tenuto.deciding imports the module of every policy: 27 modules", strict=False)
 def test_scoring_imports_little(model: Path) -> None:
     loaded = tenuto_modules_after(["score", "model"], model.parent)
     assert "tenuto.scoring.scores" in loaded

@@ -32,7 +32,8 @@ from diffusers import (
 from torch import Tensor, nn
 
 from tenuto.models.diffusers.blocks import sites_of
-from tenuto.models.diffusers.denoisers import names_in, uncompiled
+from tenuto.models.diffusers.denoisers import names_in
+from tenuto.runtime.private_torch import inner_module
 from tests.helpers.denoisers import SD_1, SDXL, make
 
 QUIET = [
@@ -206,7 +207,7 @@ def denoiser_in(pipe: DiffusionPipeline) -> Any:
 @contextmanager
 def counted(pipe: DiffusionPipeline) -> Iterator[Counter[str]]:
     """How often the last matrix of each branch is used."""
-    module, counts = uncompiled(denoiser_in(pipe)), Counter[str]()
+    module, counts = inner_module(denoiser_in(pipe)), Counter[str]()
     handles = [
         module.get_submodule(unit.tensors()[-1].removesuffix(".weight")).register_forward_hook(
             lambda *_, name=unit.name: counts.update([name])

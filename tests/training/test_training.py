@@ -235,7 +235,7 @@ def test_uvit_trains_and_is_evaluated(tmp_path: Path, monkeypatch: pytest.Monkey
     judge = CifarClassifier()
     (tmp_path / "judge").mkdir()
     save_file(judge.state_dict(), tmp_path / "judge" / "model.safetensors")
-    monkeypatch.setattr("cifar10.load", lambda path: cifar)
+    monkeypatch.setattr("training.cifar10.load", lambda path: cifar)
     result = evaluate_classes.evaluate(tmp_path / "uvit", tmp_path / "judge", Path("x"), 10, 2, 1.5, CPU, 0, 5)
     assert result["samples"] == 10
     assert (tmp_path / "uvit" / "README.md").read_text().startswith("# uvit")

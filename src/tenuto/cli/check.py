@@ -28,7 +28,9 @@ def check(
     samples: Annotated[int, typer.Option(min=1, max=10_000, help="How many samples, without --for.")] = 4,
     length: Annotated[int, typer.Option(min=1, max=MOST, help="Text: how many tokens to write.")] = 64,
     seed: Seed = 0,
-    png: Annotated[Path | None, typer.Option(help="Draw how far off each unit was at each step.")] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="Draw how far off the output, or each unit, was at each step.")
+    ] = None,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
@@ -100,17 +102,14 @@ def _record(result: "Check", better: "Check | None", asked: list[Any]) -> dict[s
 
 def _tell(result: "Check", better: "Check | None", schedule: "Schedule", png: Path | None) -> None:
     from tenuto.cli.console import counted, out, quoted, say
+    from tenuto.deciding import advice
 
     word = "Safe" if result.safe else "Not safe"
     out.print(f"[bold]{word}[/]: {quoted(result.verdict)} ({counted(len(result.likeness), 'sample')} compared).")
     for unit, step, error in result.worst_units():
         out.print(f"  furthest off: {quoted(unit)} at step {step}, by {error:.1%}")
-    idle = int((~schedule.active).all(axis=0).sum())
-    if result.text and schedule.rows == "none" and idle:
-        out.print(
-            f"At {idle} of {schedule.steps} steps every unit is held. A language model has no timestep that tells "
-            "these steps apart, so this is the same as taking fewer steps."
-        )
+    if advised := advice(schedule, result.text):
+        out.print(quoted(advised))
     if better is not None:
         every, predict = better.schedule.policy["every"], better.schedule.predict
         out.print(

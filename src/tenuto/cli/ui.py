@@ -16,7 +16,7 @@ def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve on.")] = 7860,
     share: Annotated[bool, typer.Option("--share", help="Also make a public link, through gradio's servers.")] = False,
     results: Annotated[
-        Path | None, typer.Option(help="Folder with frontier.json and experiments/. Default: results.")
+        Path | None, typer.Option(help="Folder with frontier/frontier.json and experiments/. Default: results.")
     ] = None,
     device: Device = "cpu",
 ) -> None:

@@ -11,7 +11,14 @@ from typing import Any, ClassVar
 from torch import nn
 
 from tenuto.models.architecture import Architecture, ConfigError, config_from_fields
-from tenuto.models.language import Block, LanguageNetwork, RMSNorm, block_units, check_language_config, own_fields
+from tenuto.models.language import (
+    LanguageBlock,
+    LanguageNetwork,
+    RMSNorm,
+    block_units,
+    check_language_config,
+    own_fields,
+)
 from tenuto.scoring.units import Unit
 
 CONTEXT = 2048  # tokens it was trained with, prompt and answer; its config has room for those of Qwen2.5
@@ -105,7 +112,7 @@ def from_published(values: Mapping[str, Any]) -> DreamConfig:
     return config
 
 
-class DreamLayer(Block):
+class DreamLayer(LanguageBlock):
     """Qwen2's layer: q, k and v have biases, and keys are shared among heads."""
 
     def __init__(self, name: str, config: DreamConfig) -> None:

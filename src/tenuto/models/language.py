@@ -115,7 +115,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
 
 
-class Block(nn.Module):
+class LanguageBlock(nn.Module):
     """Attention to every token, before and after, and a SwiGLU MLP; each normalised first.
 
     A family has the layers named here, as attributes or as properties: attn_norm, q_proj, k_proj, v_proj and attn_out;

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tenuto.runtime.private_torch import linear_gelu
 from tenuto.scoring.units import Component, Matrix
 
 
@@ -44,7 +45,7 @@ class Mlp(nn.Module):
     def _activated(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling() and x.is_cuda and self.approximate == "tanh" and x.dtype != torch.float32:
             # The product's own epilogue, which rounds once less; the compiler would write the product out and read it.
-            rows = torch._addmm_activation(self.fc1.bias, x.flatten(0, -2), self.fc1.weight.t(), use_gelu=True)
+            rows = linear_gelu(self.fc1.bias, x.flatten(0, -2), self.fc1.weight)
             return rows.unflatten(0, x.shape[:-1])
         return F.gelu(self.fc1(x), approximate=self.approximate)
 

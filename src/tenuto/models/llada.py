@@ -10,7 +10,14 @@ from typing import Any
 from torch import nn
 
 from tenuto.models.architecture import Architecture, ConfigError, config_from_fields
-from tenuto.models.language import Block, LanguageNetwork, RMSNorm, block_units, check_language_config, own_fields
+from tenuto.models.language import (
+    LanguageBlock,
+    LanguageNetwork,
+    RMSNorm,
+    block_units,
+    check_language_config,
+    own_fields,
+)
 from tenuto.scoring.units import Unit
 
 
@@ -86,7 +93,7 @@ def from_published(values: Mapping[str, Any]) -> LLaDAConfig:
     return config_from_fields(LLaDAConfig, given)
 
 
-class LLaDABlock(Block):
+class LLaDABlock(LanguageBlock):
     def __init__(self, name: str, config: LLaDAConfig) -> None:
         super().__init__(name, config)
         width, hidden, kv_width = config.d_model, config.mlp_hidden_size, config.n_kv_heads * config.head_dim

@@ -82,7 +82,7 @@ class UViTConfig:
         return self.num_classes - 1
 
 
-class Block(nn.Module):
+class UViTBlock(nn.Module):
     def __init__(self, name: str, config: UViTConfig, skip: bool = False) -> None:
         super().__init__()
         self.name = name
@@ -123,9 +123,9 @@ class UViT(nn.Module):
             self.label_emb = nn.Embedding(config.num_classes, width)
         self.pos_embed = nn.Parameter(torch.zeros(1, config.tokens, width))
         half = config.depth // 2
-        self.in_blocks = nn.ModuleList(Block(f"in_blocks.{i}", config) for i in range(half))
-        self.mid_block = Block("mid_block", config)
-        self.out_blocks = nn.ModuleList(Block(f"out_blocks.{i}", config, skip=config.skip) for i in range(half))
+        self.in_blocks = nn.ModuleList(UViTBlock(f"in_blocks.{i}", config) for i in range(half))
+        self.mid_block = UViTBlock("mid_block", config)
+        self.out_blocks = nn.ModuleList(UViTBlock(f"out_blocks.{i}", config, skip=config.skip) for i in range(half))
         self.norm = nn.LayerNorm(width)
         self.decoder_pred = nn.Linear(width, config.patch_size**2 * channels)
         self.final_layer = nn.Conv2d(channels, channels, 3, padding=1) if config.conv else nn.Identity()

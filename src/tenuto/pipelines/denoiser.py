@@ -12,11 +12,12 @@ from tenuto import deciding
 from tenuto.errors import ScheduleError, UsageError
 from tenuto.models.diffusers.attachment import Attachment, attach, units_in
 from tenuto.models.diffusers.blocks import DENOISERS, sites_of
-from tenuto.models.diffusers.denoisers import uncompiled
 from tenuto.models.diffusers.live_weights import LiveTensors, weights_seen
-from tenuto.pipelines.wrapping import COMPILED, Replacement, is_compiled, through
+from tenuto.models.diffusers.private_diffusers import has_hooks
+from tenuto.pipelines.wrapping import Replacement, is_compiled, through
 from tenuto.runtime.course import Course
 from tenuto.runtime.executor import Executor, Executors, Generation, Mode
+from tenuto.runtime.private_torch import COMPILED, inner_module
 from tenuto.runtime.residual import Residual
 from tenuto.scheduling.schedule import Schedule
 from tenuto.scoring.checkpoint import fingerprint_of
@@ -64,8 +65,8 @@ def foreign_hand(module: nn.Module) -> str | None:
     """Who runs a denoiser's blocks in a way of their own, if somebody does."""
     if is_compiled(module):
         return "was compiled by torch.compile"
-    inner = uncompiled(module)
-    if isinstance(inner, tuple(DENOISERS)) and any(hasattr(site.block, "_diffusers_hook") for site in sites_of(inner)):
+    inner = inner_module(module)
+    if isinstance(inner, tuple(DENOISERS)) and any(has_hooks(site.block) for site in sites_of(inner)):
         return "has hooks of diffusers on its blocks (group offloading, casting, a cache)"
     return None
 
@@ -77,7 +78,7 @@ class Denoiser:
         """outer: what the pipeline calls."""
         self.name = name
         self.outer = outer
-        self.module = uncompiled(outer)
+        self.module = inner_module(outer)
         self.units: tuple[Unit, ...] = units_in(self.module) if request.holds_units else ()
         self.request = request
         self.attachment: Attachment | None = None

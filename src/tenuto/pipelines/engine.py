@@ -24,11 +24,12 @@ from torch import Tensor, nn
 
 from tenuto.errors import ScheduleError, UsageError
 from tenuto.models.diffusers.denoisers import names_in
+from tenuto.models.diffusers.private_diffusers import timesteps_told
 from tenuto.pipelines.denoiser import FEW_STEPS, Denoiser, Request
 from tenuto.pipelines.summary import Evaluation, Summary, moment, summarise
 from tenuto.pipelines.wrapping import wrapped
 from tenuto.runtime.course import Course, adds_noise, course_for
-from tenuto.runtime.executor import Generation
+from tenuto.runtime.executor import Executor, Generation
 from tenuto.scheduling.schedule import Schedule
 
 
@@ -246,6 +247,11 @@ class Bare:
         """How many steps of the current generation were taken."""
         return self._generation.step
 
+    @property
+    def executor(self) -> Executor:
+        """What runs the denoiser."""
+        return self._denoiser.executor(self._schedule, 0)
+
     def start(self, course: Course | None = None) -> None:
         """Begin a new generation, with nothing held.
 
@@ -306,7 +312,7 @@ def evaluations_of(pipe: Any, iterable: Any, total: int | None) -> int:
     timesteps, order = len(pipe.scheduler.timesteps), pipe.scheduler.order
     if total is None:
         return timesteps
-    known = vars(pipe).get("_num_timesteps")  # what most pipelines say just before; in a loop of one's own it is old
-    if isinstance(known, int) and total <= known <= total * order + 1:
+    known = timesteps_told(pipe)  # in a loop of one's own it is old
+    if known is not None and total <= known <= total * order + 1:
         return known
     return min(timesteps, total * order)

@@ -7,9 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from tenuto.models.diffusers.denoisers import uncompiled
-
-COMPILED = "_compiled_call_impl"  # where torch keeps a module's compiled call, and calls it
+from tenuto.runtime.private_torch import COMPILED, inner_module, runs_compiled, uncompiled_call
 
 
 class Replacement:
@@ -54,16 +52,16 @@ def through(module: nn.Module, wrapper: Callable[..., Any]) -> AbstractContextMa
     A module's call goes through what `module.compile()` set, where it did. That place is taken, and not the forward's,
     which accelerate's hooks take and give back after every generation.
     """
-    return wrapped(module, COMPILED, wrapper, original=getattr(module, COMPILED) or module._call_impl)
+    return wrapped(module, COMPILED, wrapper, original=getattr(module, COMPILED) or uncompiled_call(module))
 
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether torch.compile has a hand in it: whole, in place, or block by block."""
-    return uncompiled(module) is not module or any(_compiled_in_place(part) for part in module.modules())
+    return inner_module(module) is not module or any(_compiled_in_place(part) for part in module.modules())
 
 
 def _compiled_in_place(module: nn.Module) -> bool:
     call = getattr(module, COMPILED, None)
     if isinstance(call, Replacement):
         call = call.original
-    return call is not None and getattr(call, "__func__", None) is not nn.Module._call_impl
+    return runs_compiled(call)

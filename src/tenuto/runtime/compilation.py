@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from tenuto.runtime.private_torch import more_variants
 from tenuto.runtime.residual import Branch
 
 _on: ContextVar[bool] = ContextVar("compiling", default=False)
@@ -75,11 +76,9 @@ def compiling(on: bool = True) -> Iterator[None]:
     if on == _on.get():
         yield
         return
-    import torch._dynamo.config
-
     token = _on.set(on)
     try:
-        with torch._dynamo.config.patch(recompile_limit=VARIANTS, accumulated_recompile_limit=4 * VARIANTS):
+        with more_variants(VARIANTS):
             yield
     finally:
         _on.reset(token)

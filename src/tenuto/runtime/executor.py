@@ -32,13 +32,13 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
 from tenuto.errors import ScheduleError, UsageError
 from tenuto.runtime.compilation import compiling, plainly
 from tenuto.runtime.course import Course
 from tenuto.runtime.keys import Keys
 from tenuto.runtime.outputs import Outputs
+from tenuto.runtime.private_torch import tree_flatten
 from tenuto.runtime.residual import Residual, plain
 from tenuto.runtime.signature import Signature, signature_of
 from tenuto.runtime.stages import ROWS, Cells, Stage, Stages

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from tenuto.runtime.private_torch import TreeSpec, tree_flatten, tree_unflatten
 from tenuto.runtime.signature import Signature
 
 _recording = Lock()

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from tenuto.errors import ScheduleError
 from tenuto.runtime.prediction import recipes
+from tenuto.runtime.private_torch import tree_flatten, tree_map_only, tree_unflatten
 from tenuto.scheduling.schedule import Schedule
 
 

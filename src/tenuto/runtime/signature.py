@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec
+
+from tenuto.runtime.private_torch import TreeSpec
 
 Signature = tuple[Any, ...]
 

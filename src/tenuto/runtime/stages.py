@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from tenuto.errors import first_line
 from tenuto.runtime.graphs import Graphs
 from tenuto.runtime.keys import Keys
+from tenuto.runtime.private_torch import TreeSpec, tree_unflatten
 from tenuto.runtime.residual import Residual
 from tenuto.runtime.signature import Signature, hashable, signature_of
 

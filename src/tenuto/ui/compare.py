@@ -39,7 +39,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Pictures(Compared):
+class ComparedPictures(Compared):
     full: Image.Image
     scheduled: Image.Image
     difference: Image.Image
@@ -47,14 +47,14 @@ class Pictures(Compared):
 
 
 @dataclass(frozen=True)
-class Texts(Compared):
+class ComparedTexts(Compared):
     full: Marks
     scheduled: Marks
 
 
 def compare_pictures(
     model: Model, schedule: Schedule, asked: Sequence[Any], seed: int = 0, advance: Advance = lambda *_: None
-) -> Pictures:
+) -> ComparedPictures:
     by_class = model.architecture.asks_for == "class"
     vae = vae_of(model)
 
@@ -78,7 +78,7 @@ def compare_pictures(
     scale = max(1, SIDE // full.shape[-1])
     decibels = psnr(held, full)
     said = of_pictures(decibels.tolist())
-    return Pictures(
+    return ComparedPictures(
         seconds_full,
         seconds_held,
         verdict=f"{said[0].upper()}{said[1:]}.",
@@ -91,7 +91,7 @@ def compare_pictures(
 
 def compare_texts(
     model: Model, schedule: Schedule, prompt: str, length: int, advance: Advance = lambda *_: None
-) -> Texts:
+) -> ComparedTexts:
     """In as many blocks as the schedule is made for."""
     if length % schedule.blocks:
         raise UsageError(f"{length} tokens cannot be written in {schedule.blocks} blocks of equal length.")
@@ -109,7 +109,7 @@ def compare_texts(
     full, seconds_full = write("Everything computed", None, sampling)
     held, seconds_held = write("Under the schedule", schedule, sampling)
     show = model.tokenizer.decode
-    return Texts(
+    return ComparedTexts(
         seconds_full,
         seconds_held,
         verdict=of_two_texts(held, full),

@@ -157,7 +157,7 @@ def draw_one(record: dict[str, Any], folder: Path) -> None:
     from tenuto_lab.paper.experiment_report import draw, experiment_table
 
     write_text(folder / f"{record['name']}.md", experiment_table(record))
-    if record["figure"]:
+    if record.get("figure"):
         draw(record, folder / f"{record['name']}.png")
 
 

@@ -19,18 +19,17 @@ def results(
     from tenuto.cli.console import say
     from tenuto.cli.extras import needs
     from tenuto.errors import TenutoError
-    from tenuto.files import check_writable, read_json, write_text
+    from tenuto.files import check_writable, write_text
     from tenuto_lab.cli.experiment import draw_one
     from tenuto_lab.paper import EXPERIMENTS
     from tenuto_lab.paper.experiment_report import results_page
+    from tenuto_lab.paper.experiment_results import read_experiment
 
     needs("The page", "lab", "matplotlib")
     for path in (output, html):
         if path is not None:
             check_writable(path)
-    records = [
-        read_json(folder / f"{name}.json", "experiment") for name in EXPERIMENTS if (folder / f"{name}.json").exists()
-    ]
+    records = [read_experiment(folder / f"{name}.json") for name in EXPERIMENTS if (folder / f"{name}.json").exists()]
     if not records:
         raise TenutoError(f"There are no results in {folder}; `tenuto lab experiment all` makes them.")
     for record in records:
@@ -53,7 +52,7 @@ def _html(records: list[dict[str, Any]], folder: Path, path: Path) -> None:
     for record in records:
         rows = [cells(row) for row in record["rows"]]
         tables.append(Table(record["title"], HEAD, rows, f"The paper: {record['claim']} Here: {verdict(record)}"))
-        if record["figure"]:
+        if record.get("figure"):
             pictures.append((record["title"], Image.open(folder / f"{record['name']}.png")))
     made = [record["provenance"] for record in records]
     write_page(

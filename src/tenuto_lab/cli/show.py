@@ -20,7 +20,7 @@ def show(
     from tenuto.cli.console import out, print_json, say
     from tenuto.cli.extras import needs
     from tenuto.errors import TenutoError, UsageError
-    from tenuto.files import check_writable, read_json
+    from tenuto.files import check_writable
     from tenuto.showing.page import write_page
     from tenuto_lab.frontier.frontier_report import (
         frontier_image,
@@ -29,12 +29,13 @@ def show(
         models_of,
         page_tables,
     )
+    from tenuto_lab.frontier.known import read_frontier
 
     for option, written in (("--html", html), ("--png", png)):
         if written:
             needs(option, "lab", "matplotlib")
             check_writable(written, reads=[file])
-    record = read_json(file, "frontier")
+    record = read_frontier(file)
     if not record.get("cases") or not record.get("rows"):
         raise TenutoError(
             f"{file} is no frontier; `tenuto lab frontier -o` writes one. `tenuto show` shows scores and schedules."

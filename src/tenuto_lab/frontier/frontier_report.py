@@ -11,7 +11,9 @@ from PIL import Image
 
 from tenuto.files import replacing
 from tenuto.showing.page import Table
+from tenuto_lab.frontier.known import way_of
 from tenuto_lab.frontier.measurements import HIGHEST, times_as_fast
+from tenuto_lab.result_files import drawn_text
 
 MeanPoint = Mapping[str, Any]  # a row, averaged over the seeds
 Record = Mapping[str, Any]  # what benchmarks.frontier writes
@@ -226,9 +228,10 @@ def _figure(record: Record, model: str) -> tuple[Any, str] | None:
     for (case, points), (above, below) in zip(cases.items(), axes.T, strict=True):
         _lines(above, points, "flop_work", looks)
         _lines(below, points, "faster", looks)
-        above.set_title(_title(points), fontsize=10, loc="left")
+        above.set_title(drawn_text(_title(points)), fontsize=10, loc="left")
         above.set_xlabel("FLOPs computed, of the full run's", fontsize=8)
-        below.set_xlabel(f"times as fast as the full run\non {record['cases'][case]['hardware']}", fontsize=8)
+        hardware = drawn_text(record["cases"][case]["hardware"])
+        below.set_xlabel(f"times as fast as the full run\non {hardware}", fontsize=8)
     every = [point for points in cases.values() for point in points]
     _scale(axes, every)
     _legend(figure, every, looks)
@@ -250,21 +253,16 @@ def _height(point: MeanPoint, end: str = "") -> float:
     return float(point[f"nll_delta{end}"] if "nll_delta" in point else min(point[f"psnr{end}"], BEST))
 
 
-def _way(policy: str) -> str:
-    """What shares a line; the same way at another threshold does."""
-    return policy.split(", threshold")[0]
-
-
 def _by_way(points: Sequence[MeanPoint]) -> dict[str, list[MeanPoint]]:
     ways: dict[str, list[MeanPoint]] = {}
     for point in sorted(points, key=lambda point: float(point["flop_work"])):
-        ways.setdefault(_way(point["policy"]), []).append(point)
+        ways.setdefault(way_of(point["policy"]), []).append(point)
     return ways
 
 
 def _looks(record: Record) -> dict[str, dict[str, Any]]:
     """Colour and marker of each way, the same in every picture of a record. Ways without a line have hollow markers."""
-    kinds = {_way(row["policy"]): row["kind"] for row in record["rows"]}
+    kinds = {way_of(row["policy"]): row["kind"] for row in record["rows"]}
     cases = dict.fromkeys(row["case"] for row in record["rows"])
     several = {way for case in cases for way, its in _by_way(_points(record, case)).items() if len(its) > 1}
     looks: dict[str, dict[str, Any]] = {}
@@ -339,12 +337,12 @@ def _legend(figure: Any, points: Sequence[MeanPoint], looks: Mapping[str, Mappin
     """Beside the panels, by kind."""
     from matplotlib.lines import Line2D
 
-    kinds = {_way(point["policy"]): point["kind"] for point in points}
+    kinds = {way_of(point["policy"]): point["kind"] for point in points}
     handles = []
     for kind, heading in HEADINGS.items():
         if ways := [way for way in looks if kinds.get(way) == kind]:
             handles.append(Line2D([], [], linestyle="none", label=heading))
-            handles += [Line2D([], [], label=fill(way, 30), **looks[way]) for way in ways]
+            handles += [Line2D([], [], label=fill(drawn_text(way), 30), **looks[way]) for way in ways]
     look: dict[str, Any] = {"frameon": False, "fontsize": 8, "handlelength": 2.6, "borderaxespad": 1.5}
     legend = figure.legend(handles=handles, loc="outside right upper", **look)
     for handle, text in zip(handles, legend.get_texts(), strict=True):

@@ -1,15 +1,11 @@
 """Metrics of answers: how right an answer is, from 0 to 1."""
 
-import os
 import re
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
 
 from tenuto.errors import TenutoError, UsageError
+from tenuto_lab.full_size.sandbox import passes_tests
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 FENCED = re.compile(r"```(?:python|py)?\n(.*?)```", re.DOTALL)
@@ -59,29 +55,13 @@ GRADED = ("rouge-l",)  # the others are right or wrong
 
 
 def passes(output: str, tests: Sequence[str], before: str = "", seconds: float = SECONDS) -> float:
-    """Whether a program of `before`, the output and the tests ends well and in time.
+    """Whether a program of `before` and the output, and then its tests, run to their end in time.
 
-    It runs with this user's rights, in a process of its own and an empty directory: that bounds its time, and nothing
-    else. Run answers of a model that you do not trust in a container.
+    The program runs in a sandbox where there is one (see sandbox.py); without one it has this user's rights. If you do
+    not trust the model, run its answers in a container.
     """
     fenced = FENCED.search(output)
-    program = "\n".join([before + (fenced.group(1) if fenced else output), *tests])
-    with tempfile.TemporaryDirectory() as directory:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-c", program],
-            cwd=directory,
-            env={"PATH": os.defpath},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            return float(process.wait(seconds) == 0)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # and all it started: it leads a session of its own
-            process.wait()
-            return 0.0
+    return float(passes_tests(before + (fenced.group(1) if fenced else output), tests, seconds))
 
 
 def check_metric(name: str, where: str) -> None:

@@ -17,12 +17,11 @@ from PIL import Image
 from torch import Tensor
 
 from tenuto.errors import TenutoError, UsageError
-from tenuto.files import read_json
 from tenuto.provenance import provenance
 from tenuto_lab.full_size.clip import clip_scores
 from tenuto_lab.full_size.inception import load_inception
 from tenuto_lab.full_size.metrics import SPLITS, inception_score, precision_recall
-from tenuto_lab.full_size.samples import MANIFEST, SET, Pixels, caption_of
+from tenuto_lab.full_size.samples import MANIFEST, SET, Pixels, caption_of, read_manifest
 from tenuto_lab.judging.judges import PictureJudge, judge_of
 from tenuto_lab.judging.statistics import Distance, Statistics, frechet, mean_interval
 
@@ -167,7 +166,7 @@ def read_set(path: Path) -> PictureSet:
     if path.is_dir():
         if (path / SET).exists():
             beside = path / MANIFEST
-            manifest = read_json(beside, "manifest") if beside.exists() else None
+            manifest = read_manifest(beside) if beside.exists() else None
             return PictureSet(str(path), _pixels(_arrays(path / SET), path / SET), manifest)
         return PictureSet(str(path), _read_files(path))
     return PictureSet(str(path), _pixels(_arrays(path), path))

@@ -1,21 +1,26 @@
 """Work that many processes share: a range of indices in fixed parts, each computed once and written whole.
 
     job = Job(Path("out/manifest.json"), Path("out/parts"), settings, count=50_000, batch=32)
-    job.run(lambda indices: bytes_of(indices), Worker.from_environment())
-    job.finish(lambda paths: collect(paths))        # the last one to get here collects; the others find it done
+    job.complete(lambda indices: bytes_of(indices), lambda parts: collect(parts), Worker.from_environment())
 
 A directory is all that processes share, on one host or on many: there is no process group and nobody in charge. The
 parts do not depend on how many processes there are, so neither do their bytes. A process that works on a part holds a
 lock on it, which the system takes back however the process ends; so a part is computed by one process at a time, and
 after a crash the same command goes on with the parts that are not there.
+
+A part says which job it belongs to, and has a checksum. A part of another job, or a damaged one, is named and computed
+again. The last process to get here collects the parts; the others find that it is done.
 """
 
+import hashlib
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,6 +28,7 @@ from tenuto.errors import TenutoError, UsageError
 from tenuto.files import read_json, replacing, write_json
 
 SETTINGS = "settings"  # the field of the record that says what the job was
+HEADER = b"tenuto part "  # begins the first line of a part; what was computed follows that line
 
 
 @dataclass(frozen=True)
@@ -51,27 +57,133 @@ class Worker:
         return f"cuda:{self.local}" if wanted == "cuda" and self.world > 1 else wanted
 
 
-class Job:
-    """`count` indices in parts of `batch`; finished when `record` is there, which says what the job was."""
+class DamagedPart(TenutoError):
+    """A file in the place of a part is not what this job wrote there."""
 
-    def __init__(self, record: Path, parts: Path, settings: Mapping[str, Any], count: int, batch: int) -> None:
+
+@dataclass(frozen=True)
+class StoredPart:
+    """The file of a part: a line that says what it is, and then what was computed."""
+
+    path: Path
+    job: str  # the identity of the job that it should belong to
+    indices: range
+
+    def write(self, content: bytes) -> None:
+        with replacing(self.path) as temporary:
+            temporary.write_bytes(self._header(content) + content)
+
+    def read(self) -> bytes:
+        """What was computed, if the file is whole."""
+        try:
+            line, _, content = self.path.read_bytes().partition(b"\n")
+        except OSError as error:
+            raise TenutoError(f"Cannot read {self.path}: {error.strerror or error}.") from error
+        if line + b"\n" != self._header(content):
+            raise DamagedPart(self._problem(line) or f"{self.path} is damaged: its checksum does not fit.")
+        return content
+
+    def problem(self) -> str | None:
+        """What is wrong with the file, as far as its first line and its length tell; None if nothing is."""
+        try:
+            with self.path.open("rb") as file:
+                line = file.readline(1000)
+            return self._problem(line.rstrip(b"\n")) or self._too_short(line)
+        except FileNotFoundError:
+            return f"{self.path} is not there."
+        except OSError as error:
+            raise TenutoError(f"Cannot read {self.path}: {error.strerror or error}.") from error
+
+    def _header(self, content: bytes) -> bytes:
+        told = {"job": self.job, "indices": [self.indices.start, self.indices.stop], "bytes": len(content)}
+        return HEADER + json.dumps({**told, "sha256": hashlib.sha256(content).hexdigest()}).encode() + b"\n"
+
+    def _problem(self, line: bytes) -> str | None:
+        if not line:
+            return f"{self.path} is empty."
+        told = _told_by(line)
+        if told is None:
+            return f"{self.path} is not a part of a job."
+        if told.get("job") != self.job:
+            return f"{self.path} belongs to another job."
+        if told.get("indices") != [self.indices.start, self.indices.stop]:
+            return f"{self.path} is another part of this job."
+        return None
+
+    def _too_short(self, line: bytes) -> str | None:
+        wanted, found = (_told_by(line) or {}).get("bytes"), self.path.stat().st_size - len(line)
+        return None if wanted == found else f"{self.path} is damaged: it holds {found} bytes instead of {wanted}."
+
+
+def _told_by(line: bytes) -> dict[str, Any] | None:
+    """What the first line of a part says; None if it is no such line."""
+    try:
+        told = json.loads(line.removeprefix(HEADER)) if line.startswith(HEADER) else None
+    except (ValueError, RecursionError):
+        return None
+    return told if isinstance(told, dict) else None
+
+
+class Job:
+    """`count` indices in parts of `batch`; finished when `record`, which says what the job was, and `results` exist."""
+
+    def __init__(
+        self,
+        record: Path,
+        parts: Path,
+        settings: Mapping[str, Any],
+        count: int,
+        batch: int,
+        results: Sequence[Path] = (),
+    ) -> None:
         if count < 1 or batch < 1:
             raise UsageError(f"A job is of at least one sample, in parts of at least one: not {count} in {batch}s.")
-        self.record, self.directory = record, parts
+        self.record, self.directory, self.results = record, parts, tuple(results)
         self.settings: dict[str, Any] = json.loads(json.dumps(settings))  # as they will be read back
         self.parts = [range(start, min(start + batch, count)) for start in range(0, count, batch)]
         self._check_same(self._told())
+        if self.record.exists() and (lost := [path for path in self.results if not path.exists()]):
+            _notice(f"{lost[0]} was lost, and {self.record} says that it was made: it is made again.")
+
+    @cached_property
+    def identity(self) -> str:
+        """The same for two jobs if all their settings are."""
+        told = [self.settings, [[part.start, part.stop] for part in self.parts]]
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
     @property
     def finished(self) -> bool:
-        return self.record.exists()
+        return all(path.exists() for path in (self.record, *self.results))
 
     def missing(self) -> list[range]:
-        """The parts that are not there yet."""
-        return [part for part in self.parts if not self.path(part).exists()]
+        """The parts that are not there yet, or are not those of this job."""
+        return [part for part in self.parts if self.stored(part).problem()]
 
     def path(self, part: range) -> Path:
         return self.directory / f"{part.start:08d}-{part.stop:08d}"
+
+    def stored(self, part: range) -> StoredPart:
+        return StoredPart(self.path(part), self.identity, part)
+
+    def complete(
+        self,
+        work: Callable[[range], bytes],
+        collect: Callable[[Sequence[StoredPart]], None],
+        worker: Worker,
+        told: Callable[[range], object] = lambda part: None,
+        afterwards: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Compute what nobody else does, then collect if all parts exist. Returns whether the job is finished.
+
+        afterwards  what to do with a finished job, by one process at a time
+        """
+        self.run(work, worker, told)
+        while True:
+            try:
+                return self.finish(collect, afterwards)
+            except DamagedPart as damaged:  # in its middle, which only reading all of it shows
+                _notice(f"{damaged} It is made again.")
+                self.run(work, worker)
 
     def run(
         self, work: Callable[[range], bytes], worker: Worker, told: Callable[[range], object] = lambda p: None
@@ -84,47 +196,87 @@ class Job:
             told(part)
         return done
 
-    def finish(self, collect: Callable[[Sequence[Path]], None]) -> bool:
-        """If all parts exist, collect them once, write `record` last, and remove the parts. Returns whether it did."""
+    def finish(
+        self, collect: Callable[[Sequence[StoredPart]], None], afterwards: Callable[[], None] = lambda: None
+    ) -> bool:
+        """If all parts exist, collect them once and remove them. Returns whether the job is finished.
+
+        collect  writes the results first and the record last. A damaged part is removed, and told as DamagedPart.
+        """
         with _lock(self.directory / "collecting.lock", wait=True):
             if not self.finished:
                 if self.missing():
                     return False
-                collect([self.path(part) for part in self.parts])
+                self._collect(collect)
+            afterwards()
         shutil.rmtree(self.directory, ignore_errors=True)
         return True
 
+    def _collect(self, collect: Callable[[Sequence[StoredPart]], None]) -> None:
+        parts = [self.stored(part) for part in self.parts]
+        try:
+            collect(parts)
+        except DamagedPart:
+            for part in parts:
+                try:
+                    part.read()
+                except DamagedPart:
+                    part.path.unlink(missing_ok=True)
+            raise
+
     def _compute(self, part: range, work: Callable[[range], bytes]) -> bool:
-        path = self.path(part)
-        if path.exists() or self.finished:
+        stored = self.stored(part)
+        if self.finished or not stored.problem():
             return False
+        path = stored.path
         with _lock(path.with_name(f"{path.name}.lock"), wait=False) as held:
             # A part vanishes only after the job is finished, so that is asked last.
-            if not held or path.exists() or self.finished:
+            if not held or not (problem := stored.problem()) or self.finished:
                 return False
-            made = work(part)
-            with replacing(path) as temporary:
-                temporary.write_bytes(made)
+            if path.exists():
+                _notice(f"{problem} It is made again.")
+            stored.write(work(part))
         return True
 
     def _told(self) -> dict[str, Any]:
         """The settings of the job that is here; ours, if none is."""
-        if not self.finished:
+        if not self.record.exists():
             try:
                 return self._begun()
             except TenutoError:
                 if not self.finished:  # then somebody cleared the parts away in between
                     raise
         told = read_json(self.record, "record of a job").get(SETTINGS)
-        return told if isinstance(told, dict) else {}
+        if not isinstance(told, dict):
+            raise TenutoError(
+                f"{self.record} is no record of a job: it has no {SETTINGS!r}. Remove it, or take another place."
+            )
+        return told
 
     def _begun(self) -> dict[str, Any]:
         description = self.directory / "job.json"
         with _lock(self.directory / "beginning.lock", wait=True):
-            if not description.exists():
-                write_json(description, {SETTINGS: self.settings})
-            told: dict[str, Any] = read_json(description, "description of a job")[SETTINGS]
-            return told
+            if description.exists():
+                try:
+                    told = read_json(description, "description of a job").get(SETTINGS)
+                except TenutoError as error:
+                    self._check_ours(str(error))
+                else:
+                    if isinstance(told, dict):
+                        return told
+                    self._check_ours(f"{description} is no description of a job: it has no {SETTINGS!r}.")
+            write_json(description, {SETTINGS: self.settings})
+            return self.settings
+
+    def _check_ours(self, problem: str) -> None:
+        """A description that cannot be read is written again, unless parts of another job lie beside it."""
+        for path in sorted(self.directory.glob("*-*")):
+            if path.suffix != ".lock" and path.is_file():
+                with path.open("rb") as file:
+                    told = _told_by(file.readline(1000))
+                if told is not None and told.get("job") != self.identity:
+                    raise TenutoError(f"{problem} {path} belongs to another job: take another place.")
+        _notice(f"{problem} It is written again.")
 
     def _check_same(self, told: Mapping[str, Any]) -> None:
         names = [name for name in {**told, **self.settings} if told.get(name) != self.settings.get(name)]
@@ -163,6 +315,10 @@ def _opened(path: Path) -> TextIO:
             continue
         except OSError as error:
             raise TenutoError(f"Cannot write {path}: {error.strerror or error}.") from error
+
+
+def _notice(sentence: str) -> None:
+    warnings.warn(sentence, stacklevel=3)
 
 
 def _short(value: object) -> str:

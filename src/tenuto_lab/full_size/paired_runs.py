@@ -9,6 +9,11 @@ from typing import Any
 from tenuto.errors import TenutoError, UsageError
 from tenuto.files import read_json
 from tenuto_lab.judging.statistics import Interval, mean_interval, paired_test
+from tenuto_lab.result_files import check_result, fields, listed, number, text
+
+QUESTIONS = listed(
+    fields({"id": text, "task": text, "metric": text, "prompt_sha256": text, "score": number()}, others=True), least=1
+)
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,8 @@ def mcnemar(won: int, lost: int) -> float:
 
 
 def _questions(path: Path) -> dict[str, Mapping[str, Any]]:
-    listed = read_json(path, "result file").get("questions")
-    fields = ("id", "task", "metric", "prompt_sha256", "score")
-    if not isinstance(listed, list) or not listed or any(field not in one for one in listed for field in fields):
+    found = read_json(path, "result file").get("questions")
+    if not isinstance(found, list) or not found:
         raise TenutoError(f"{path} holds no results of questions; `tenuto lab eval lm -o` writes such a file.")
-    return {one["id"]: one for one in listed}
+    check_result(found, path, "result file", QUESTIONS, "questions")
+    return {one["id"]: one for one in found}

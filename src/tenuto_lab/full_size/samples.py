@@ -5,6 +5,7 @@ classes where there are any. A sample depends on its index alone, and on the bat
 """
 
 import hashlib
+import math
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,7 +21,7 @@ from PIL import Image
 
 from tenuto import __version__
 from tenuto.errors import CheckpointError, TenutoError, UsageError
-from tenuto.files import check_writable, read_json, replacing, write_json
+from tenuto.files import check_writable, replacing, write_json
 from tenuto.models import find, load
 from tenuto.provenance import provenance
 from tenuto.runtime.executor import Executor, Mode, executor_for
@@ -28,9 +29,11 @@ from tenuto.sampling.pictures import Sampling, Solver, decode, generate, vae_of
 from tenuto.scheduling.schedule import Schedule, identity
 from tenuto.scoring.checkpoint import ModuleTensors, fingerprint_of
 from tenuto.showing.images import save_image, to_pixels
-from tenuto_lab.full_size.jobs import SETTINGS, Job, Worker
+from tenuto_lab.full_size.jobs import SETTINGS, Job, StoredPart, Worker
+from tenuto_lab.result_files import fields, in_order, listed, number, optional, read_result, text, whole
 
 SET, MANIFEST, PICTURES, PARTS = "samples.npz", "manifest.json", "pictures", "parts"
+PIXELS = "arr_0"  # the array of pictures in a set
 Precision = Literal["float32", "bfloat16", "float16"]
 Pixels = NDArray[np.uint8]  # [N, H, W, C]
 
@@ -90,27 +93,74 @@ def make_samples(
     with _one_thread(order.device):
         painter = painter_for(order, worker)
         settings = settings_of(order, painter)
-        job = Job(output / MANIFEST, output / PARTS, settings, order.samples, order.batch)
-        job.run(lambda indices: _stored(painter.draw(indices)), worker, lambda part: told(len(part)))
+        job = Job(output / MANIFEST, output / PARTS, settings, order.samples, order.batch, [output / SET])
 
-    def collect(paths: Sequence[Path]) -> None:
-        labels = None if painter.classes is None else np.arange(order.samples, dtype=np.int64) % painter.classes
-        write_set(output / SET, paths, labels)
-        if png:
-            _save_pictures(output / PICTURES, paths)
-        captions = {"captions": list(order.captions)} if order.captions else {}
-        seeds = [order.seed, order.seed + order.samples - 1]
-        told_of = provenance(
-            order.device, seeds=seeds, processes=worker.world, sha256=_digest(output / SET), **captions
+        def collect(parts: Sequence[StoredPart]) -> None:
+            # Written among the parts and then moved: a process that is killed leaves nothing beside the set.
+            labels = None if painter.classes is None else np.arange(order.samples, dtype=np.int64) % painter.classes
+            made, manifest = job.directory / SET, job.directory / MANIFEST
+            write_set(made, parts, labels)
+            captions = {"captions": list(order.captions)} if order.captions else {}
+            seeds = [order.seed, order.seed + order.samples - 1]
+            told_of = provenance(order.device, seeds=seeds, processes=worker.world, sha256=_digest(made), **captions)
+            write_json(manifest, {SETTINGS: settings, "provenance": told_of})
+            made.replace(output / SET)
+            manifest.replace(output / MANIFEST)
+
+        def afterwards() -> None:
+            check_set(output)
+            if png:
+                save_pictures(output, job.directory)
+
+        done = job.complete(
+            lambda indices: _stored(painter.draw(indices)), collect, worker, lambda part: told(len(part)), afterwards
         )
-        write_json(output / MANIFEST, {SETTINGS: settings, "provenance": told_of})
+    return read_manifest(output / MANIFEST) if done else None
 
-    return read_json(output / MANIFEST, "manifest") if job.finish(collect) else None
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """What lies beside a set of samples, checked field by field."""
+    return read_result(path, "manifest of samples", MANIFEST_FILE)
+
+
+MANIFEST_FILE = fields(
+    {
+        SETTINGS: fields(
+            {
+                "samples": whole(),
+                "model": text,
+                "steps": whole(),
+                "solver": text,
+                "schedule": optional(fields({"work": number(), "fingerprint": text}, others=True)),
+                "guidance": optional(number()),
+                "vae": optional(fields({"name": text, "dtype": text}, others=True)),
+                "dtype": text,
+            },
+            others=True,
+        ),
+        "provenance": fields(
+            {"seeds": in_order(whole(-(2**63), 2**64), whole(-(2**63), 2**64))},
+            {"sha256": text, "captions": listed(text)},
+            others=True,
+        ),
+    },
+    others=True,
+)
+
+
+def check_set(directory: Path) -> None:
+    """Refuse a set that is not the one its manifest describes."""
+    made = read_manifest(directory / MANIFEST)["provenance"]
+    if "sha256" in made and made["sha256"] != _digest(directory / SET):
+        raise TenutoError(
+            f"{directory / SET} is not the set that {directory / MANIFEST} describes: its checksum is another one. "
+            f"Move {SET} away, and the same command makes it again."
+        )
 
 
 def settings_of(order: Order, painter: Painter) -> dict[str, Any]:
     """Everything that the bytes of the samples depend on. A job is identified by it."""
-    text = "\n".join(order.captions)
+    lines = "\n".join(order.captions)
     return {
         "tenuto": __version__,
         "model": order.model,
@@ -120,7 +170,7 @@ def settings_of(order: Order, painter: Painter) -> dict[str, Any]:
         "samples": order.samples,
         "seed": order.seed,
         "batch": order.batch,
-        "captions": f"{len(order.captions)}, sha256:{_sha(text.encode())}" if order.captions else None,
+        "captions": f"{len(order.captions)}, sha256:{_sha(lines.encode())}" if order.captions else None,
         "mode": order.mode,
         "compiled": order.compiled,
         "device": torch.device(order.device).type,
@@ -238,21 +288,38 @@ class PipelinePainter:
         return (images * 255).round().astype(np.uint8)
 
 
-def write_set(path: Path, parts: Sequence[Path], labels: NDArray[np.int64] | None) -> None:
+def write_set(path: Path, parts: Sequence[StoredPart], labels: NDArray[np.int64] | None) -> None:
     """The parts one after another as `arr_0` of an npz file; no more than one of them is in memory."""
-    shapes = [np.load(part, mmap_mode="r").shape for part in parts]
-    if wrong := [part for part, shape in zip(parts, shapes, strict=True) if shape[1:] != shapes[0][1:]]:
-        raise TenutoError(f"{wrong[0]} holds pictures of another shape than {parts[0]}; take another directory.")
-    whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
-    header = {"descr": "|u1", "fortran_order": False, "shape": whole}
+    shape = _pixels_of(parts[0]).shape[1:]
+    every = (sum(len(part.indices) for part in parts), *shape)
+    header = {"descr": "|u1", "fortran_order": False, "shape": every}
     with replacing(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
-        with archive.open(zipfile.ZipInfo("arr_0.npy"), "w", force_zip64=True) as member:
+        with archive.open(zipfile.ZipInfo(f"{PIXELS}.npy"), "w", force_zip64=True) as member:
             np.lib.format.write_array_header_1_0(member, header)
             for part in parts:
-                member.write(np.load(part).tobytes())
+                pixels = _pixels_of(part)
+                if pixels.shape[1:] != shape:
+                    raise TenutoError(
+                        f"{part.path} holds pictures of another shape than {parts[0].path}; take another directory."
+                    )
+                member.write(pixels.tobytes())
         if labels is not None:
             with archive.open(zipfile.ZipInfo("arr_1.npy"), "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, labels)
+
+
+def _pixels_of(part: StoredPart) -> Pixels:
+    pixels: Pixels = np.load(BytesIO(part.read()), allow_pickle=False)
+    return pixels
+
+
+def pictures_of(path: Path) -> Iterator[Pixels]:
+    """The pictures [H, W, C] of a set, one after another; no more than one of them is in memory."""
+    with zipfile.ZipFile(path) as archive, archive.open(f"{PIXELS}.npy") as member:
+        np.lib.format.read_magic(member)
+        (count, *shape), _, dtype = np.lib.format.read_array_header_1_0(member)
+        for _ in range(count):
+            yield np.frombuffer(member.read(math.prod(shape)), dtype).reshape(shape)
 
 
 def read_captions(path: Path) -> tuple[str, ...]:
@@ -272,14 +339,16 @@ def caption_of(captions: Sequence[str], index: int) -> str:
     return captions[index % len(captions)]
 
 
-def _save_pictures(directory: Path, parts: Sequence[Path]) -> None:
-    index = 0
-    for part in parts:
-        for pixels in np.load(part):
-            save_image(
-                Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels), directory / f"{index:06d}.png"
-            )
-            index += 1
+def save_pictures(directory: Path, scratch: Path) -> None:
+    """Each picture of a set as a file of its own, if that is not there. scratch: a folder that will be removed."""
+    folder = directory / PICTURES
+    folder.mkdir(parents=True, exist_ok=True)
+    for index, pixels in enumerate(pictures_of(directory / SET)):
+        file = folder / f"{index:06d}.png"
+        if not file.exists():
+            image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+            save_image(image, scratch / file.name)
+            (scratch / file.name).replace(file)
 
 
 def _stored(pixels: Pixels) -> bytes:

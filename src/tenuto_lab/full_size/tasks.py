@@ -14,13 +14,16 @@ from typing import Any
 
 from tenuto import __version__
 from tenuto.errors import TenutoError, UsageError
-from tenuto.files import read_json, write_json
+from tenuto.files import write_json
 from tenuto.provenance import provenance
 from tenuto.scheduling.schedule import identity
 from tenuto_lab.full_size.answer_metrics import GRADED, METRICS, RUNS_CODE, check_metric, passes
 from tenuto_lab.full_size.answers import Answer, Writer
-from tenuto_lab.full_size.jobs import SETTINGS, Job, Worker
+from tenuto_lab.full_size.jobs import SETTINGS, Job, StoredPart, Worker
+from tenuto_lab.full_size.paired_runs import QUESTIONS
+from tenuto_lab.full_size.sandbox import isolation
 from tenuto_lab.judging.statistics import mean_interval
+from tenuto_lab.result_files import by_name, fields, in_order, number, optional, read_result, whole
 
 FIELDS = {"id", "prompt", "answer", "metric", "until", "code"}
 
@@ -134,15 +137,31 @@ def run_files(
     def answer(part: range) -> bytes:
         asked = [questions[i] for i in part]
         written = writer.answers([one.prompt for one in asked], [one.until for one in asked])
-        results = [asdict(judged(one, text)) for one, text in zip(asked, written, strict=True)]
+        results = [asdict(judged(one, its)) for one, its in zip(asked, written, strict=True)]
         return json.dumps(results).encode()
 
-    def collect(paths: Sequence[Path]) -> None:
-        results = [TaskResult(**one) for path in paths for one in json.loads(path.read_bytes())]
-        write_json(output, record(settings, results, provenance(writer.model.device, processes=worker.world)))
+    def collect(parts: Sequence[StoredPart]) -> None:
+        results = [TaskResult(**one) for part in parts for one in json.loads(part.read())]
+        ran = {"code_run_in": isolation().name} if any(one.metric == RUNS_CODE for one in results) else {}
+        origin = provenance(writer.model.device, processes=worker.world, **ran)
+        write_json(job.directory / "results.json", record(settings, results, origin))
+        (job.directory / "results.json").replace(output)
 
-    job.run(answer, worker, lambda part: told(len(part)))
-    return read_json(output, "results") if job.finish(collect) else None
+    done = job.complete(answer, collect, worker, lambda part: told(len(part)))
+    return read_results(output) if done else None
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """What `tenuto lab eval lm` wrote, checked field by field."""
+    return read_result(path, "result file", RESULTS_FILE)
+
+
+FIGURES = {
+    "questions": whole(),
+    "score": in_order(number(), number(), number()),
+    "answer_tokens": optional(number()),
+}
+RESULTS_FILE = fields({"tasks": by_name(fields(FIGURES)), "questions": QUESTIONS}, others=True)
 
 
 def run_named(
@@ -179,7 +198,7 @@ def run_named(
         write_json(output, {**record(settings, results, origin), "harness": told})
     lm.barrier()
     notes.with_name(f"{notes.name}_rank{lm.rank}.db").unlink(missing_ok=True)
-    return None if found is None else read_json(output, "results")
+    return None if found is None else read_results(output)
 
 
 def _results(task: str, samples: Sequence[Mapping[str, Any]], tokens: Mapping[str, int]) -> list[TaskResult]:

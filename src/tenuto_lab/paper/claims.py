@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from tenuto.errors import TenutoError
-from tenuto.files import read_json
 from tenuto.showing.page import Table
 from tenuto_lab.paper.experiment_report import HEAD as ROW
 from tenuto_lab.paper.experiment_report import cells
+from tenuto_lab.paper.experiment_results import read_rows
 
 HEAD = ("experiment", *ROW)
 
@@ -18,7 +17,4 @@ def claims_table(folder: Path) -> Table | None:
 
 
 def _rows(path: Path) -> list[list[str]]:
-    found = read_json(path, "experiment's result").get("rows")
-    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
-        raise TenutoError(f"{path} is no experiment's result: it has no list of rows.")
-    return [[path.stem, *cells(row)] for row in found]
+    return [[path.stem, *cells(row)] for row in read_rows(path)]

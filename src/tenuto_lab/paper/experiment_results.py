@@ -1,10 +1,35 @@
-"""What an experiment finds: the paper's figure beside the measured one, and whether the claim holds."""
+"""What an experiment finds: the paper's figure beside the measured one, and whether the claim holds. And its reader."""
 
+from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from tenuto.errors import TenutoError, first_line
 from tenuto_lab.judging.statistics import Interval
+from tenuto_lab.result_files import (
+    MADE,
+    Check,
+    Misfit,
+    both,
+    by_name,
+    fields,
+    flag,
+    in_order,
+    listed,
+    number,
+    one_of,
+    optional,
+    read_result,
+    text,
+    whole,
+)
 
 
 @dataclass(frozen=True)
@@ -77,3 +102,100 @@ def spread(rows: Sequence[ClaimRow], containing: str) -> str:
         return "nothing measured"
     ends = [f"{min(values):.3g}", f"{max(values):.3g}"]
     return " to ".join(dict.fromkeys(ends))
+
+
+# Reading
+
+WHAT = "experiment's result"
+PANELS, SERIES = 64, 64  # that a figure has at most: more could not be told apart
+
+
+def read_experiment(path: Path) -> dict[str, Any]:
+    """What `tenuto lab experiment` wrote, checked field by field."""
+    record = read_result(path, WHAT, EXPERIMENT)
+    if record["name"] != path.stem:  # tables and figures are written under this name
+        raise TenutoError(f"{path} is no {WHAT}: name is {record['name'][:60]!r}, and the file is named otherwise.")
+    return record
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows alone, of a file whose other fields are not needed."""
+    found: list[dict[str, Any]] = read_result(path, WHAT, fields({"rows": ROWS}, others=True))["rows"]
+    return found
+
+
+def picture_of(sheet: str) -> NDArray[np.uint8]:
+    """The bytes [H, W] or [H, W, C] of a picture that is stored as PNG in text."""
+    with Image.open(BytesIO(b64decode(sheet, validate=True)), formats=["PNG"]) as picture:
+        return np.asarray(picture.convert("L" if picture.mode in ("L", "1") else "RGB"))
+
+
+def _check_figure(value: Any, where: str) -> None:
+    one = fields({"kind": one_of(*SERIES_OF), "panels": listed(PANEL, 1, PANELS)})
+    one(value, where)
+    for i, panel in enumerate(value["panels"]):
+        SERIES_OF[value["kind"]](panel["series"], f"{where}.panels[{i}].series")
+
+
+def _check_bars(value: Any, where: str) -> None:
+    lengths = {len(bars) for bars in value.values()}
+    if len(lengths) > 1:
+        raise Misfit(where, "should have as many bars of each kind")
+
+
+def _check_map(value: Any, where: str) -> None:
+    if len(value["lifetimes"]) != len(value["kinds"]):
+        raise Misfit(where, "should have one kind for each lifetime")
+
+
+def _check_pictures(value: Any, where: str) -> None:
+    shapes = set()
+    for name, sheet in value.items():
+        try:
+            shapes.add(picture_of(sheet).shape[1:])
+        except Exception as error:  # whatever a damaged picture makes the library stumble over
+            raise Misfit(f"{where}[{name[:60]!r}]", f"is no PNG picture ({first_line(error)})") from error
+    if len(shapes) > 1:
+        raise Misfit(where, "should have pictures of one width and of as many colours")
+
+
+def _sheet(value: Any, where: str) -> None:
+    text(value, where, most=50_000_000)
+
+
+PANEL = fields({"title": text, "series": by_name(lambda value, where: None)}, {"across": text, "up": text})
+POINTS = by_name(listed(in_order(number(), number())), 1, SERIES)
+SERIES_OF: dict[str, Check] = {
+    "lines": POINTS,
+    "scatter": POINTS,
+    "bars": both(by_name(listed(in_order(text, number()), 1), 1, SERIES), _check_bars),
+    "map": both(
+        fields({"lifetimes": listed(number(), 1), "kinds": listed(text), "steps": number(least=1, most=1e9)}),
+        _check_map,
+    ),
+    "pictures": both(by_name(_sheet, 1, SERIES), _check_pictures),
+}
+ROWS = listed(
+    fields(
+        {
+            "quantity": text,
+            "model": text,
+            "paper": optional(number()),
+            "measured": optional(number()),
+            "holds": optional(flag),
+        },
+        {"interval": optional(in_order(number(), number())), "note": text},
+    )
+)
+EXPERIMENT = fields(
+    {
+        "provenance": fields({**MADE, "date": text, "samples": whole(), "seeds": whole()}, others=True),
+        "name": text,
+        "title": text,
+        "claim": text,
+        "where": text,
+        "finding": text,
+        "rows": ROWS,
+    },
+    {"limits": text, "rests_on": text, "figure": optional(_check_figure)},
+)

@@ -211,20 +211,165 @@ def test_a_part_that_somebody_works_on_is_left_to_them(tmp_path: Path) -> None:
         return b"ours"
 
     assert first.run(work, Worker()) == 1 and inner == [1]
-    assert [first.path(part).read_bytes() for part in first.parts] == [b"ours", b"theirs"]
+    assert [first.stored(part).read() for part in first.parts] == [b"ours", b"theirs"]
 
 
 def test_a_job_is_not_finished_before_its_last_part(tmp_path: Path) -> None:
     job = Job(tmp_path / "record.json", tmp_path / "parts", {}, 3, 2)
-    assert not job.finish(lambda paths: pytest.fail("nothing is there to collect"))
+    assert not job.finish(lambda parts: pytest.fail("nothing is there to collect"))
     job.run(lambda part: bytes(part), Worker())
 
-    def collect(paths: Any) -> None:
-        assert [path.read_bytes() for path in paths] == [b"\0\1", b"\2"]
+    def collect(parts: Any) -> None:
+        assert [part.read() for part in parts] == [b"\0\1", b"\2"]
         job.record.write_text('{"settings": {}}')
 
-    assert job.finish(collect) and job.finish(lambda paths: pytest.fail("collected twice"))
+    assert job.finish(collect) and job.finish(lambda parts: pytest.fail("collected twice"))
     assert Job(job.record, job.directory, {}, 3, 2).run(lambda part: pytest.fail("made twice"), Worker()) == 0
+
+
+# What is not the job's own, and what was lost
+
+
+def job_at(folder: Path, count: int = 4, **settings: Any) -> Job:
+    return Job(folder / "record.json", folder / "parts", settings or {"a": 1}, count, 2)
+
+
+def content(part: range) -> bytes:
+    return bytes(part) * 100
+
+
+def collected(job: Job, worked: list[int] | None = None) -> bytes:
+    """What a job collects. worked: the parts that had to be computed are added here."""
+    made: list[bytes] = []
+
+    def work(part: range) -> bytes:
+        if worked is not None:
+            worked.append(part.start)
+        return content(part)
+
+    def collect(parts: Any) -> None:
+        found = [part.read() for part in parts]
+        made.extend(found)
+        job.record.write_text(json.dumps({"settings": job.settings}))
+
+    assert job.complete(work, collect, Worker())
+    return b"".join(made)
+
+
+def damage(job: Job, how: str, tmp_path: Path) -> None:
+    """Put something else in the place of the second part."""
+    path = job.path(job.parts[1])
+    whole = path.read_bytes()
+    other = job_at(tmp_path / "other", b=2)
+    other.run(content, Worker())
+    told = {
+        "of another job": other.path(other.parts[1]).read_bytes(),
+        "another part": job.path(job.parts[0]).read_bytes(),
+        "without a header": content(job.parts[1]),
+        "a line of JSON": b"tenuto part [1, 2]\n",
+        "not JSON": b"tenuto part {",
+        "truncated": whole[: len(whole) // 2],
+        "empty": b"",
+        "header only": whole.partition(b"\n")[0],
+        "longer": whole + b"x",
+        "a flipped bit": whole[:-1] + bytes([whole[-1] ^ 1]),
+    }
+    path.write_bytes(told[how])
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("of another job", "belongs to another job"),
+        ("another part", "is another part of this job"),
+        ("without a header", "is not a part of a job"),
+        ("a line of JSON", "is not a part of a job"),
+        ("not JSON", "is not a part of a job"),
+        ("truncated", "is damaged: it holds"),
+        ("empty", "is empty"),
+        ("header only", "is damaged: it holds"),
+        ("longer", "is damaged: it holds"),
+        ("a flipped bit", "is damaged: its checksum does not fit"),
+    ],
+)
+def test_a_part_that_is_not_the_job_s_own_is_named_and_made_again(tmp_path: Path, how: str, sentence: str) -> None:
+    job = job_at(tmp_path / "job")
+    job.run(content, Worker())
+    damage(job, how, tmp_path)
+    again, worked = job_at(tmp_path / "job"), []
+    with pytest.warns(UserWarning, match=f"00000002-00000004 {sentence}.*It is made again."):
+        assert collected(again, worked) == content(range(2)) + content(range(2, 4))
+    assert worked == [2] and not (tmp_path / "job" / "parts").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"settings": 3}'])
+def test_a_description_that_cannot_be_read_is_written_again(tmp_path: Path, text: str) -> None:
+    job_at(tmp_path).run(content, Worker())
+    (tmp_path / "parts" / "job.json").write_text(text)
+    worked: list[int] = []
+    with pytest.warns(UserWarning, match="job.json .*It is written again."):
+        job = job_at(tmp_path)
+    assert collected(job, worked) == content(range(2)) + content(range(2, 4)) and worked == []
+
+
+def test_a_description_that_cannot_be_read_does_not_give_another_job_away(tmp_path: Path) -> None:
+    first = job_at(tmp_path)
+    first.run(content, Worker())
+    before = [first.path(part).read_bytes() for part in first.parts]
+    (tmp_path / "parts" / "job.json").write_text("")
+    with pytest.raises(TenutoError, match="belongs to another job: take another place"):
+        job_at(tmp_path, a=2)
+    assert [first.path(part).read_bytes() for part in first.parts] == before
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"settings": []}'])
+def test_a_record_that_cannot_be_read_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "record.json").write_text(text)
+    with pytest.raises(TenutoError, match="record.json is no"):
+        job_at(tmp_path)
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(*arguments: Any) -> Any:
+        monkeypatch.setattr(sys, "argv", ["tenuto", "lab", "eval", "samples", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out + " ".join(captured.err.split())
+
+    return run
+
+
+def test_a_set_that_was_lost_is_made_again(tmp_path: Path, place: Any, command: Any) -> None:
+    arguments = [place / "model", "--samples", 3, "--steps", 2, "-o", tmp_path]
+    assert command(*arguments)[0] == 0
+    made = (tmp_path / "samples.npz").read_bytes()
+    (tmp_path / "samples.npz").unlink()
+    status, said = command(*arguments)
+    assert status == 0 and "was lost" in said and "it is made again" in said
+    assert (tmp_path / "samples.npz").read_bytes() == made
+    (tmp_path / "samples.npz").write_bytes(made[:-10])
+    status, said = command(*arguments)
+    assert status == 1 and "is not the set that" in said and "its checksum is another one" in said
+    assert (tmp_path / "samples.npz").read_bytes() == made[:-10]
+    (tmp_path / "samples.npz").write_bytes(made)
+    (tmp_path / "manifest.json").write_text('{"settings": {}}')
+    assert command(*arguments)[0] == 1
+
+
+def test_pictures_of_a_finished_set_are_written_on_request(tmp_path: Path, place: Any, command: Any) -> None:
+    arguments = [place / "model", "--samples", 3, "--steps", 2, "-o", tmp_path]
+    assert command(*arguments)[0] == 0 and not (tmp_path / "pictures").exists()
+    assert command(*arguments, "--png")[0] == 0
+    files = sorted((tmp_path / "pictures").iterdir())
+    stored = np.load(tmp_path / "samples.npz")["arr_0"]
+    assert [np.asarray(Image.open(file)).tolist() for file in files] == stored[..., 0].tolist()
+    before = [file.stat().st_mtime_ns for file in files[:2]]
+    files[2].unlink()
+    assert command(*arguments, "--png")[0] == 0 and files[2].exists()
+    assert [file.stat().st_mtime_ns for file in files[:2]] == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "pictures", "samples.npz"]
 
 
 def test_processes_are_numbered_by_their_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from tenuto_lab.full_size.answers import Writer
 from tenuto_lab.full_size.jobs import Worker
 from tenuto_lab.full_size.likelihood import log_likelihood, masked_places
 from tenuto_lab.full_size.paired_runs import compare, difference, mcnemar
+from tenuto_lab.full_size.sandbox import isolation
 from tenuto_lab.full_size.tasks import read_tasks, run_files
 from tenuto_lab.judging.judges import problems
 
@@ -194,6 +195,7 @@ def test_code_is_run_only_if_that_is_allowed(model: Any, tmp_path: Path) -> None
         run_files(writer, [path], tmp_path / "r.json")
     allowed = run_files(writer, [path], tmp_path / "r.json", allow_code=True)
     assert allowed is not None and allowed["questions"][0]["metric"] == "pass@1"
+    assert allowed["provenance"]["code_run_in"] == isolation().name  # which sandbox, if any
 
 
 def test_processes_share_the_questions_and_the_results_are_one(
@@ -260,6 +262,24 @@ def test_only_runs_on_the_same_questions_are_compared(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text("{}")
     with pytest.raises(TenutoError, match="no results of questions"):
         compare(first, tmp_path / "c.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"score": "1"}, r"questions\[1\].score should be a number, not text"),
+        ({"score": float("nan")}, r"questions\[1\].score should be a number from"),
+        ({"id": ["t/1"]}, r"questions\[1\].id should be text, not a list"),
+        (None, r"questions\[1\] should be an object, not null"),
+    ],
+)
+def test_a_result_file_is_read_strictly(tmp_path: Path, change: Any, sentence: str) -> None:
+    first, second = results(tmp_path / "a.json", [1.0, 0.0]), results(tmp_path / "b.json", [1.0, 0.0])
+    record = json.loads(second.read_text())
+    record["questions"][1] = None if change is None else {**record["questions"][1], **change}
+    second.write_text(json.dumps(record))
+    with pytest.raises(TenutoError, match=f"b.json is no result file: {sentence}"):
+        compare(first, second)
 
 
 # Commands, with the shipped model

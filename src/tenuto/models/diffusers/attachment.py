@@ -24,6 +24,7 @@ from tenuto.errors import TenutoError, UsageError
 from tenuto.models.architecture import ConfigError
 from tenuto.models.diffusers import transformer_blocks
 from tenuto.models.diffusers.blocks import DENOISERS, sites_of
+from tenuto.models.diffusers.private_diffusers import FORWARD_BEHIND_HOOK
 from tenuto.models.diffusers.sites import Forward, Site
 from tenuto.runtime.residual import Branch, Residual, SeamForward, plain
 from tenuto.scoring.units import Unit
@@ -103,13 +104,13 @@ def attach(module: nn.Module) -> Attachment:
 
 def _slot(site: Site) -> str:
     """Where a block keeps the forward that runs: behind accelerate's hook, where it has one."""
-    behind = site.method == "forward" and "_old_forward" in vars(site.block)
-    return "_old_forward" if behind else site.method
+    behind = site.method == "forward" and FORWARD_BEHIND_HOOK in vars(site.block)
+    return FORWARD_BEHIND_HOOK if behind else site.method
 
 
 def _hooked(site: Site) -> bool:
     """Whether all that replaces the block's forward is accelerate's hook."""
-    behind = vars(site.block).get("_old_forward")
+    behind = vars(site.block).get(FORWARD_BEHIND_HOOK)
     return site.method == "forward" and getattr(behind, "__func__", None) is type(site.block).forward
 
 

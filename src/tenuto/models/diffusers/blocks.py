@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from tenuto.errors import TenutoError
 from tenuto.models.diffusers import transformer_blocks
-from tenuto.models.diffusers.sites import TEXT_TOKENS, Site, attention_unit, mlp_unit, run_feed_forward
+from tenuto.models.diffusers.private_diffusers import run_feed_forward
+from tenuto.models.diffusers.sites import TEXT_TOKENS, Site, attention_unit, mlp_unit
 from tenuto.runtime.compilation import branch_function, function_of_many_shapes
 from tenuto.runtime.residual import Deferred, Residual
 from tenuto.scoring.units import Component, Matrix, Unit

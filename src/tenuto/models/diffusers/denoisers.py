@@ -6,14 +6,15 @@ from diffusers import DiffusionPipeline
 from torch import nn
 
 from tenuto.errors import TenutoError, UsageError
+from tenuto.runtime.private_torch import inner_module
 
 
 def denoiser_of(target: Any) -> nn.Module:
     """A pipeline's denoiser, or the denoiser itself, without what torch.compile wraps it in."""
     if isinstance(target, nn.Module):
-        return uncompiled(target)
+        return inner_module(target)
     if isinstance(target, DiffusionPipeline):
-        return uncompiled(getattr(target, names_in(target)[0]))
+        return inner_module(getattr(target, names_in(target)[0]))
     raise UsageError(f"A model, its name or path, or a diffusers pipeline is needed, not a {type(target).__name__}.")
 
 
@@ -23,10 +24,3 @@ def names_in(pipeline: DiffusionPipeline) -> list[str]:
     if not names:
         raise TenutoError(f"A {type(pipeline).__name__} has neither a unet nor a transformer to schedule.")
     return names
-
-
-def uncompiled(module: nn.Module) -> nn.Module:
-    """The module that torch.compile(module) wrapped, or the module."""
-    inner = getattr(module, "_orig_mod", module)
-    assert isinstance(inner, nn.Module)
-    return inner

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tenuto.errors import CheckpointError
+from tenuto.runtime.private_torch import version_of
 
 PROBED = 4  # numbers of each matrix that are looked at to see whether it changed
 OF_BITSANDBYTES = ("Params4bit", "Int8Params")
@@ -98,7 +99,7 @@ def weights_seen(module: nn.Module) -> tuple[object, ...]:
     Cheap enough for the beginning of every generation: one small copy from the device.
     """
     tensors = [parameter for parameter in module.parameters() if not parameter.is_meta]
-    identities = tuple((id(one), 0 if one.is_inference() else one._version, one.dtype) for one in tensors)
+    identities = tuple((id(one), version_of(one), one.dtype) for one in tensors)
     return identities, tuple(_adapters(module)), _probe(tensors)
 
 

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from diffusers.models.attention import _chunked_feed_forward
-from torch import Tensor, nn
+from torch import nn
 
 from tenuto.scoring.units import Component, Matrix, Unit
 
@@ -64,10 +63,3 @@ def mlp_unit(name: str, path: str, feed_forward: Any, tokens: int) -> Unit:
     }
     flops = 2 * tokens * (first.in_features * first.out_features + last.in_features * last.out_features)
     return Unit(name, (Component("mlp", matrices),), float(flops))
-
-
-def run_feed_forward(block: Any, feed_forward: nn.Module, x: Tensor) -> Tensor:
-    """A block's feed-forward, in chunks where the block was told so."""
-    if getattr(block, "_chunk_size", None) is None:
-        return feed_forward(x)
-    return _chunked_feed_forward(feed_forward, x, block._chunk_dim, block._chunk_size)

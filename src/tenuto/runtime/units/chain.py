@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tenuto.errors import ScheduleError
 from tenuto.runtime.compilation import compiling
+from tenuto.runtime.private_torch import HOOKS, TorchDispatchMode, fake_tensors, own_tensors, tree_leaves, tree_map_only
 from tenuto.runtime.residual import Branch, Residual, SeamForward
 
 
@@ -55,19 +54,16 @@ def _evaluate_fakes(
     mode: TorchDispatchMode,
     residual: Residual,
 ) -> Any:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     module = network if module is None and isinstance(network, nn.Module) else module
     if module is not None and (hand := foreign_hand(module)):
         raise RuntimeError(hand)
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = fake_tensors()
     faked, faked_named = tree_map_only(Tensor, fake.from_tensor, (tuple(inputs), dict(named)))
     # Uncompiled: the compiler gives up for good on a function that it first meets on such tensors.
     with _as_it_was(module), compiling(False), torch.inference_mode(), fake, mode:
         return network(*faked, **faked_named, residual=residual)
 
 
-HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 REGISTRIES = {"_diffusers_hook": "diffusers", "_hf_hook": "accelerate"}
 
 
@@ -93,15 +89,15 @@ def _as_it_was(module: nn.Module | None) -> Iterator[None]:
     """Whatever an evaluation without values leaves in a network is taken out again: tables that a network computes once
     and keeps, and weights that it moves or casts."""
     parts = [] if module is None else list(module.modules())
-    before = [(vars(part), *map(dict, (vars(part), part._parameters, part._buffers))) for part in parts]
+    before = [(vars(part), *map(dict, (vars(part), *own_tensors(part)))) for part in parts]
     weights = {id(one): (one, one.data) for part in parts for one in _tensors(part)}
     try:
         yield
     finally:
         for part, (attributes, were, parameters, buffers) in zip(parts, before, strict=True):
             _restore(attributes, were)
-            _restore(part._parameters, parameters)
-            _restore(part._buffers, buffers)
+            for now, kept in zip(own_tensors(part), (parameters, buffers), strict=True):
+                _restore(now, kept)
         for tensor, data in weights.values():
             if tensor.dtype != data.dtype or tensor.device != data.device or tensor.data_ptr() != data.data_ptr():
                 tensor.data = data
@@ -109,7 +105,8 @@ def _as_it_was(module: nn.Module | None) -> Iterator[None]:
 
 def _tensors(part: nn.Module) -> Iterator[Tensor]:
     """A module's own plain weights; those of other libraries' classes lie where they please."""
-    for tensor in (*part._parameters.values(), *part._buffers.values()):
+    parameters, buffers = own_tensors(part)
+    for tensor in (*parameters.values(), *buffers.values()):
         if tensor is not None and type(tensor) in (Tensor, nn.Parameter):
             yield tensor
 

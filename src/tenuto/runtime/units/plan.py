@@ -110,7 +110,7 @@ class Plan:
 
 
 def make_plan(schedule: Schedule, chain: Chain) -> Plan:
-    return _Planner(schedule, chain).plan()
+    return _Layout(schedule, chain).plan()
 
 
 def fitting_plan(schedule: Schedule, chain: Chain, memory: int) -> tuple[Plan, str]:
@@ -148,7 +148,7 @@ def fitting_plan(schedule: Schedule, chain: Chain, memory: int) -> tuple[Plan, s
     )
 
 
-class _Planner:
+class _Layout:
     def __init__(self, schedule: Schedule, chain: Chain) -> None:
         rows = {unit: i for i, unit in enumerate(schedule.units)}
         if unknown := [link.unit for link in chain if link.unit not in rows]:

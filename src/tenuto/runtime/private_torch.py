@@ -1,0 +1,80 @@
+"""The names of torch that are not public. An upgrade of torch that moves one of them breaks this file, and no other."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+__all__ = [
+    "COMPILED",
+    "HOOKS",
+    "TorchDispatchMode",
+    "TreeSpec",
+    "fake_tensors",
+    "inner_module",
+    "linear_gelu",
+    "more_variants",
+    "own_tensors",
+    "runs_compiled",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_map_only",
+    "tree_unflatten",
+    "uncompiled_call",
+    "version_of",
+]
+
+COMPILED = "_compiled_call_impl"  # where torch keeps a module's compiled call, and calls it
+HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # of a module, where it keeps those that run with its forward
+
+
+def fake_tensors() -> Any:
+    """A mode in which tensors have shapes and no values."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+@contextmanager
+def more_variants(most: int) -> Iterator[None]:
+    """Within the block, torch.compile may compile one function for so many different inputs."""
+    import torch._dynamo.config
+
+    with torch._dynamo.config.patch(recompile_limit=most, accumulated_recompile_limit=4 * most):
+        yield
+
+
+def own_tensors(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The dictionaries in which a module keeps its parameters and its buffers."""
+    return module._parameters, module._buffers
+
+
+def inner_module(module: nn.Module) -> nn.Module:
+    """The module that torch.compile(module) wrapped, or the module."""
+    inner = getattr(module, "_orig_mod", module)
+    assert isinstance(inner, nn.Module)
+    return inner
+
+
+def uncompiled_call(module: nn.Module) -> Callable[..., Any]:
+    """What module(…) calls where nothing was compiled."""
+    return module._call_impl
+
+
+def runs_compiled(call: Any) -> bool:
+    """Whether a module's call, if it has one of its own, was compiled."""
+    return call is not None and getattr(call, "__func__", None) is not nn.Module._call_impl
+
+
+def version_of(tensor: Tensor) -> int:
+    """A number that grows whenever the tensor is written to in place; tensors made for inference have none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def linear_gelu(bias: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
+    """gelu(rows @ weightᵀ + bias) in one kernel."""
+    return torch._addmm_activation(bias, rows, weight.t(), use_gelu=True)
