@@ -255,7 +255,7 @@ things in small pictures and nothing else.
 
 ## Licence
 
-The weights: Apache-2.0. The data: Tiny-ImageNet, a part of ImageNet, whose pictures are meant for research.
+The weights are for research, as are the pictures they were trained on: Tiny-ImageNet, a part of ImageNet.
 
 Labels: {", ".join(f"{i} {name}" for i, name in enumerate(names))}; {len(names)} is "no class", for guidance.
 """

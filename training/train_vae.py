@@ -205,7 +205,7 @@ It knows pictures of {SIZE}×{SIZE}. Fine texture and small writing are lost.
 
 ## Licence
 
-The weights: Apache-2.0. The data: Tiny-ImageNet, a part of ImageNet, whose pictures are meant for research.
+The weights are for research, as are the pictures they were trained on: Tiny-ImageNet, a part of ImageNet.
 """
 
 
