@@ -48,6 +48,8 @@ class Settings:
     seed: int = 0
     compile: bool = True
     max_steps: int | None = None
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = 0.02
 
 
 @dataclass
@@ -91,7 +93,9 @@ def train(network: nn.Module, loss_of: Callable[[Any], Tensor], settings: Settin
     parameters = list(learned.values())
     device = parameters[0].device
     average = [parameter.detach().clone() for parameter in parameters]
-    optimizer = torch.optim.AdamW(parameters, lr=settings.lr, betas=(0.9, 0.99), weight_decay=0.02, fused=True)
+    optimizer = torch.optim.AdamW(
+        parameters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
+    )
 
     def backward(forward: Any) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16):
@@ -164,11 +168,16 @@ def _prepare(network: nn.Module, backward: Callable[[Any], Any], compile: bool) 
     return network, False
 
 
-def save_weights(out: Path, state: dict[str, Tensor], pattern: str = "model{suffix}.safetensors") -> None:
-    """bfloat16 weights: one file if it is small, else shards and their index."""
+def save_weights(
+    out: Path,
+    state: dict[str, Tensor],
+    pattern: str = "model{suffix}.safetensors",
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """The weights in 16 bits: one file if it is small, else shards and their index."""
     for stale in out.glob(pattern.format(suffix="*")):  # an earlier run's would be read as part of this checkpoint
         stale.unlink()
-    stored = {key: value.detach().to("cpu", torch.bfloat16).contiguous() for key, value in state.items()}
+    stored = {key: value.detach().to("cpu", dtype).contiguous() for key, value in state.items()}
     out.mkdir(parents=True, exist_ok=True)
     save_torch_state_dict(stored, out, filename_pattern=pattern, max_shard_size=SHARD_BYTES)
     for written in out.glob(pattern.format(suffix="*")):
