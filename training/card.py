@@ -30,12 +30,14 @@ def training_section(record: dict[str, Any], out: Path, of: str = "images") -> s
     }
     picture = "\n![Training loss](loss.png)\n" if (out / "loss.png").exists() else ""
     section = f"## Training\n\n| | |\n|---|---|\n{table(rows)}\n{picture}"
-    if before := record.get("before"):
+    before = record.get("before")
+    while before is not None:
         earlier, interrupted = before["provenance"], ", interrupted" if before["interrupted"] else ""
         section += (
             f"\nIt went on from {before['steps']:,} steps ({before['seconds']:.0f} s{interrupted}) of "
             f"`{earlier['command']}` at commit {earlier['commit']}.\n"
         )
+        before = before.get("before")
     return section
 
 

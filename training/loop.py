@@ -212,15 +212,23 @@ def plot_loss(path: Path, record: dict[str, Any]) -> None:
     """The loss over the steps, those of an earlier training included."""
     from matplotlib.figure import Figure
 
-    before = record.get("before")
-    history = [(step, loss) for step, _, loss in (before["loss"] if before else [])]
-    history += [(step + (before["steps"] if before else 0), loss) for step, _, loss in record["loss"]]
+    runs: list[dict[str, Any]] = []  # the earliest first
+    earlier: dict[str, Any] | None = record
+    while earlier is not None:
+        runs.insert(0, earlier)
+        earlier = earlier.get("before")
+    history: list[tuple[int, float]] = []
+    joints: list[int] = []
+    for run in runs:
+        begun = joints[-1] if joints else 0
+        history += [(begun + step, loss) for step, _, loss in run["loss"]]
+        joints.append(begun + run["steps"])
 
     figure = Figure(figsize=(7, 4), layout="constrained", dpi=150)
     axes = figure.subplots()
     axes.plot([step for step, _ in history], [loss for _, loss in history], linewidth=1, color="#1f5fa8")
-    if before:
-        axes.axvline(before["steps"], color="0.6", linewidth=0.8)
+    for joint in joints[:-1]:
+        axes.axvline(joint, color="0.6", linewidth=0.8)
     axes.set(xlabel="step", ylabel="training loss", yscale="log")
     axes.grid(True, which="both", linewidth=0.3)
     axes.spines[["top", "right"]].set_visible(False)

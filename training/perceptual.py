@@ -8,6 +8,7 @@ last one sees 4×4 places, and leaving it out halves the file to 15 MB.
 """
 
 import pickle
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,9 +35,7 @@ class Perceptual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         widths = [3, *(width for stage in STAGES for width in stage)]
-        self.convolutions = nn.ModuleList(
-            nn.Conv2d(before, after, 3, padding=1) for before, after in zip(widths, widths[1:], strict=False)
-        )
+        self.convolutions = nn.ModuleList(nn.Conv2d(before, after, 3, padding=1) for before, after in pairwise(widths))
         self.weights = nn.ParameterList(nn.Parameter(torch.ones(stage[-1])) for stage in STAGES)
         self.register_buffer("shift", torch.tensor(SHIFT)[:, None, None], persistent=False)
         self.register_buffer("scale", torch.tensor(SCALE)[:, None, None], persistent=False)

@@ -3,8 +3,9 @@
 Why latents at all: a picture of 64×64 becomes 16×16 latents, which are 64 tokens at patch 2. In pixels, patch 4 makes
 256 tokens and patch 8 blurs. With 64 tokens the networks train four times as fast, and two CPU cores draw in seconds.
 
-The loss is L1 + LPIPS / 2 + KL / 100, each a mean. The KL term is small: it keeps the posterior's noise near a twentieth
-of the latents' deviation, which makes the decoder forgive small errors of the network that draws. There is no GAN.
+The loss is L1 + LPIPS / 2 + KL / 100, each a mean. The KL term is small: it keeps the posterior's noise near a
+twentieth of the latents' deviation, which makes the decoder forgive small errors of the network that draws. There
+is no GAN.
 
     python training/train_vae.py --out ~/family/vae --seconds 150
 """

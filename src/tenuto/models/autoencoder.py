@@ -106,9 +106,7 @@ class Level(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, layers: int, groups: int, resample: str = "", last: bool = True):
         super().__init__()
-        self.resnets = nn.ModuleList(
-            ResnetBlock(inputs if i == 0 else outputs, outputs, groups) for i in range(layers)
-        )
+        self.resnets = nn.ModuleList(ResnetBlock(inputs if i == 0 else outputs, outputs, groups) for i in range(layers))
         if resample and not last:
             sampler = Downsample if resample == "downsamplers" else Upsample
             setattr(self, resample, nn.ModuleList([sampler(outputs)]))

