@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
+import torch.nn.functional as F
 import typer
 from family import draw_latents, family_card, show
 from loop import Device, Seed, default_device, run
@@ -34,7 +35,7 @@ Features = Callable[[Tensor], Tensor]
 
 
 def inception(path: Path, device: torch.device) -> Features:
-    """FID's own features [N, 2048]. The network resizes the pictures itself, as FID prescribes."""
+    """FID's own features [N, 2048]."""
     network = torch.jit.load(str(path), map_location="cpu").float().to(device).eval()  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
@@ -42,11 +43,18 @@ def inception(path: Path, device: torch.device) -> Features:
         parts = []
         for part in images.split(250):
             pixels = ((part.to(device).clamp(-1, 1) + 1) * 127.5).round()
-            found = network(pixels)
-            parts.append((found[0] if isinstance(found, tuple | list) else found).flatten(1).float())
+            parts.append(network(resized(pixels) / 128 - 1).flatten(1))
         return torch.cat(parts)
 
     return of
+
+
+def resized(images: Tensor, side: int = 299) -> Tensor:
+    """Bilinear, with the corners where TensorFlow 1 puts them: FID was defined with that resizing."""
+    theta = torch.eye(2, 3, device=images.device)
+    theta[:, 2] = 1 / images.shape[-1] - 1 / side
+    places = F.affine_grid(theta.expand(len(images), 2, 3), [len(images), 3, side, side], align_corners=False)
+    return F.grid_sample(images, places, padding_mode="border", align_corners=False)
 
 
 @torch.no_grad()

@@ -203,6 +203,7 @@ def save(
     goal: Objective,
     settings: Settings,
     vae: Path,
+    pictures: int,
     extra: dict[str, Any],
     before: dict[str, Any] | None = None,
 ) -> None:
@@ -213,7 +214,9 @@ def save(
         (out / "vae").mkdir(parents=True, exist_ok=True)
         for name in ("config.json", WEIGHTS):
             shutil.copyfile(vae / name, out / "vae" / name)
-    save_record(out, trained, settings, f"{SOURCE}, as latents, mirrored half the time", before)
+    save_record(
+        out, trained, settings, f"{SOURCE}; the latents of {pictures:,} pictures and their mirror images", before
+    )
     record = {**json.loads((out / "loss.json").read_text(encoding="utf-8")), "objective": goal.name, **extra}
     write_json(out / "loss.json", record)
 
@@ -347,7 +350,7 @@ def main(
     latents = stored_latents(vae, data, place)
     network, trained = train_family(latents, config, goal, settings, state)
     extra = {"held_out_loss": held_out_loss(network, latents, goal), "vae": hash_of((vae / WEIGHTS).read_bytes())}
-    save(out, trained, config, names, goal, settings, vae, extra, before)
+    save(out, trained, config, names, goal, settings, vae, len(latents.mean) // 2, extra, before)
     pace = trained.steps * settings.batch / trained.seconds
     print(f"held-out loss {extra['held_out_loss']:.5f}, {pace:,.0f} latents/s", flush=True)
     show(network, config, goal, autoencoder, out / "samples.png")

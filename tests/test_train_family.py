@@ -1,0 +1,232 @@
+"""The training of the Tiny-ImageNet family, on made-up pictures and networks small enough for a CPU."""
+
+import io
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
+
+import evaluate_family
+import family
+import objectives
+import pieces
+import tiny_imagenet
+import train_vae
+from loop import Settings
+
+from tenuto.errors import UsageError
+from tenuto.files import write_json
+from tenuto.measure.quality import Statistics
+from tenuto.models import load
+from tenuto.models.architecture import ConfigError
+from tenuto.models.autoencoder import Autoencoder, AutoencoderConfig, load_autoencoder
+from tenuto.models.dit import DiTConfig
+
+CPU = torch.device("cpu")
+NARROW = AutoencoderConfig(block_out_channels=(8, 8, 8), norm_num_groups=4)
+NAMES = ["cat", "dog", "fish"]
+
+
+def jpeg(seed: int, mode: str = "RGB") -> bytes:
+    noise = np.random.default_rng(seed).integers(256, size=(64, 64, 3), dtype=np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(noise).convert(mode).save(stream, "JPEG", quality=60)
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("family")
+
+
+@pytest.fixture(scope="module")
+def data(folder: Path) -> Path:
+    """Two training shards of six pictures, and four held-out pictures."""
+    out = folder / "tiny"
+    out.mkdir()
+    for i, (name, count) in enumerate((("train-00", 6), ("train-01", 6), ("validation", 4))):
+        files = [jpeg(10 * i + j, "L" if j == 1 else "RGB") for j in range(count)]
+        np.savez(out / f"{name}.npz", **tiny_imagenet.pack(files, [j % 3 for j in range(count)]))
+    write_json(out / "classes.json", {"names": NAMES})
+    return out
+
+
+@pytest.fixture(scope="module")
+def vae(folder: Path, data: Path) -> Path:
+    settings = Settings(seconds=60, batch=2, compile=False, max_steps=2)
+    pictures = tiny_imagenet.load(data, processes=1)
+    autoencoder, trained = train_vae.train_autoencoder(pictures, NARROW, settings, CPU)
+    train_vae.save(folder / "vae", autoencoder, trained, settings, pictures, None)
+    return folder / "vae"
+
+
+def trained(folder: Path, data: Path, vae: Path, name: str, **options: object) -> Path:
+    settings: dict[str, object] = {
+        "seconds": 60, "size": "tiny", "batch": 4, "max_steps": 2, "compile": False, "device": "cpu", "seed": 0,
+        "objective_name": "noise", "start": None, "lr": None, "ema": 0.9,
+    }  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:  # a picture of few samples, drawn in few steps
+        patch.setattr(family, "SHOWN", 3)
+        patch.setattr(family, "STEPS", 2)
+        family.main(out=folder / name, vae=vae, data=data, **{**settings, **options})  # type: ignore[arg-type]
+    return folder / name
+
+
+@pytest.fixture(scope="module")
+def checkpoint(folder: Path, data: Path, vae: Path) -> Path:
+    return trained(folder, data, vae, "tiny-family")
+
+
+def test_packed_pictures_come_back_byte_for_byte() -> None:
+    files = [jpeg(0), jpeg(1, "L"), jpeg(2)]
+    arrays = tiny_imagenet.pack(files, [5, 6, 7])
+    assert len(arrays["header_ends"]) == 2  # one for colour, one for grey
+    assert tiny_imagenet.unpack(arrays) == files
+
+
+def test_every_shard_is_read_and_grey_pictures_get_three_channels(data: Path) -> None:
+    pictures = tiny_imagenet.load(data, processes=1)
+    assert pictures.train_images.shape == (12, 3, 64, 64) and pictures.train_images.dtype == torch.uint8
+    assert pictures.train_labels.tolist() == [0, 1, 2, 0, 1, 2] * 2 and len(pictures.test_images) == 4
+    grey = pictures.train_images[1]
+    assert torch.equal(grey[0], grey[1]) and torch.equal(grey[1], grey[2])
+
+
+def test_autoencoder_has_the_layout_of_diffusers(vae: Path) -> None:
+    from diffusers import AutoencoderKL
+
+    theirs, ours, x = AutoencoderKL.from_pretrained(vae).float(), load_autoencoder(vae), torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        mean, log_variance = ours.encode(x)
+        posterior = theirs.encode(x).latent_dist
+        torch.testing.assert_close(posterior.mean, mean)
+        torch.testing.assert_close(posterior.logvar, log_variance)
+        torch.testing.assert_close(theirs.decode(mean).sample, ours.decode(mean))
+    assert theirs.config.scaling_factor == 1
+
+
+def test_normalising_changes_latents_and_not_pictures() -> None:
+    torch.manual_seed(0)
+    network, x = Autoencoder(NARROW).eval(), torch.randn(16, 3, 64, 64)
+    with torch.no_grad():
+        mean, log_variance = network.encode(x)
+        made = network.decode(mean)
+        deviation = mean.std(dim=(0, 2, 3))
+        network.normalise(mean.mean(dim=(0, 2, 3)), deviation)
+        after, log_variance_after = network.encode(x)
+        torch.testing.assert_close(after.std(dim=(0, 2, 3)), torch.ones(4), atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(after.mean(dim=(0, 2, 3)), torch.zeros(4), atol=1e-3, rtol=0)
+        torch.testing.assert_close(network.decode(after), made, atol=1e-4, rtol=1e-3)
+        expected = log_variance - 2 * deviation.log()[:, None, None]
+        torch.testing.assert_close(log_variance_after, expected, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["noise", "flow"])
+def test_perfect_predictions_lead_back_to_the_clean_latents(name: objectives.Name) -> None:
+    """With one picture in the world the best prediction is known: the sampler must end at that picture."""
+    goal, clean = objectives.objective(name, CPU), torch.randn(1, 4, 16, 16)
+    alphas = objectives.alphas_cumprod(objectives.levels())
+
+    def predict(x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if name == "noise":
+            alpha = alphas[t[0]]
+            best = (x - alpha.sqrt() * clean) / (1 - alpha).sqrt()
+        else:
+            best = (x - clean) / (t[0] / 1000)  # ε − x₀ where x = (1 − s) x₀ + s ε
+        return best, torch.zeros_like(best)
+
+    made = goal.draw(predict, torch.randn(1, 4, 16, 16), 10, 1.0)
+    torch.testing.assert_close(made, clean, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["noise", "flow"])
+def test_what_is_to_be_predicted_gives_the_clean_latents(name: objectives.Name) -> None:
+    goal, x = objectives.objective(name, CPU), torch.randn(64, 4, 16, 16)
+    given, t, wanted, weights = goal.noising(x, torch.Generator().manual_seed(0))
+    if name == "noise":
+        alpha = objectives.alphas_cumprod(objectives.levels())[t][:, None, None, None]
+        clean = (given - (1 - alpha).sqrt() * wanted) / alpha.sqrt()
+        snr = (alpha / (1 - alpha)).flatten()
+        share = weights * snr  # min(SNR, 5), times a constant
+        torch.testing.assert_close(share / share.max() * 5, snr.clamp(max=5), atol=1e-3, rtol=1e-3)
+    else:
+        clean = given - (t / 1000)[:, None, None, None] * wanted
+        assert torch.equal(weights, torch.ones(64))
+    torch.testing.assert_close(clean, x, atol=1e-2, rtol=1e-2)
+
+
+def test_checkpoint_loads_with_its_labels_and_its_autoencoder(checkpoint: Path) -> None:
+    model = load(checkpoint)
+    assert model.labels == tuple(NAMES) and model.config.sample_shape == (4, 16, 16)
+    assert load_autoencoder(checkpoint / "vae").config == NARROW
+    assert model.noise == objectives.levels()
+    assert (checkpoint / "samples.png").stat().st_size > 0
+    assert "cat" in (checkpoint / "README.md").read_text(encoding="utf-8")
+
+
+def test_training_goes_on_from_a_checkpoint(folder: Path, data: Path, vae: Path, checkpoint: Path) -> None:
+    still = trained(folder, data, vae, "still", start=checkpoint, lr=1e-12)
+    before, after = load(checkpoint).network.state_dict(), load(still).network.state_dict()
+    for key, value in before.items():
+        torch.testing.assert_close(after[key], value, atol=1e-4, rtol=1e-3)
+    record = json.loads((still / "loss.json").read_text(encoding="utf-8"))
+    assert record["before"]["steps"] == 2 and record["objective"] == "noise"
+    assert "It went on from 2 steps" in (still / "README.md").read_text(encoding="utf-8")
+    with pytest.raises(UsageError, match="trained for the objective noise"):
+        trained(folder, data, vae, "other", start=checkpoint, objective_name="flow")
+
+
+def test_samplers_refuse_a_flow_instead_of_taking_it_for_noise(folder: Path, data: Path, vae: Path) -> None:
+    flow = load(trained(folder, data, vae, "flow", objective_name="flow"))
+    with pytest.raises(ConfigError, match="flow_prediction"):
+        _ = flow.noise
+
+
+def test_latents_of_another_autoencoder_are_not_reused(data: Path, vae: Path, folder: Path) -> None:
+    kept = family.stored_latents(vae, data, CPU)
+    assert kept.mean.shape == (24, 4, 16, 16) and kept.labels.tolist() == [0, 1, 2, 0, 1, 2] * 4
+    other = folder / "other-vae"
+    torch.manual_seed(1)
+    fresh = Autoencoder(NARROW)
+    write_json(other / "config.json", NARROW.to_json())
+    family.save_weights(other, fresh.state_dict(), "diffusion_pytorch_model{suffix}.safetensors", torch.float16)
+    assert not torch.equal(family.stored_latents(other, data, CPU, keep=False).mean, kept.mean)
+
+
+def test_sizes_are_what_they_are_said_to_be() -> None:
+    for name, low, high in (("small", 7e6, 9e6), ("base", 26e6, 28.5e6), ("large", 110e6, 125e6)):
+        with torch.device("meta"):
+            network = family.DiT(family.SIZES[name].config(4, 16, 200))
+        assert low < sum(parameter.numel() for parameter in network.parameters()) < high
+
+
+def test_pieces_are_put_together_again(folder: Path, checkpoint: Path) -> None:
+    out = folder / "pieces"
+    made = pieces.pack(checkpoint, out, skip=("vae",), piece=100_000)
+    assert len(made) > 2 and all(path.stat().st_size <= 100_000 for path in made)
+    assert pieces.unpack(out, folder / "unpacked") == [checkpoint.name]
+    back = folder / "unpacked" / checkpoint.name
+    assert (back / "model.safetensors").read_bytes() == (checkpoint / "model.safetensors").read_bytes()
+    assert (back / "scheduler" / "scheduler_config.json").exists() and not (back / "vae").exists()
+    made[1].unlink()
+    with pytest.raises(UsageError, match="missing"):
+        pieces.unpack(out, folder / "unpacked")
+
+
+def test_frechet_distance_of_known_gaussians() -> None:
+    a = Statistics(torch.zeros(2, dtype=torch.float64), torch.diag(torch.tensor([1.0, 4.0], dtype=torch.float64)))
+    b = replace(a, mean=torch.tensor([3.0, 0.0], dtype=torch.float64), covariance=4 * a.covariance)
+    assert evaluate_family.frechet(a, a) == pytest.approx(0, abs=1e-9)
+    assert evaluate_family.frechet(a, b) == pytest.approx(9 + 1 + 4)  # |Δμ|² + Σ (σ₁ − σ₂)²
+
+
+def test_config_of_the_family_is_a_dit() -> None:
+    config = family.SIZES["base"].config(4, 16, 200)
+    assert isinstance(config, DiTConfig) and config.tokens == 64 and config.null_class == 200
