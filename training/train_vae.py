@@ -47,6 +47,7 @@ from tenuto.report.images import grid, save_image
 
 PERCEPTUAL_WEIGHT = 0.5
 KL_WEIGHT = 0.01
+LOG_VARIANCE = -4.0  # of the posterior, before training
 WIDTHS = ",".join(map(str, AutoencoderConfig().block_out_channels))
 
 
@@ -79,6 +80,9 @@ def train_autoencoder(
     """The autoencoder with the averaged weights, its latents normalised, and the record."""
     torch.manual_seed(settings.seed)
     autoencoder = Autoencoder(config)
+    assert autoencoder.quant_conv.bias is not None
+    # Little noise at first: otherwise the decoder learns nothing before the encoder has learnt to turn the noise down.
+    nn.init.constant_(autoencoder.quant_conv.bias[config.latent_channels :], LOG_VARIANCE)
     if start is not None:
         autoencoder.load_state_dict(start)
     network = Reconstruction(autoencoder, perceptual).to(device)
