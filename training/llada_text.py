@@ -108,8 +108,11 @@ def read_books(folder: Path) -> list[str]:
     return [book for path in paths if (book := clean(path.read_text(encoding="utf-8", errors="replace")))]
 
 
-def train_tokenizer(books: Sequence[str], vocabulary: int) -> Tokenizer:
-    """Byte-level BPE in which every digit and every bracket is a token of its own, so that tasks can be learnt."""
+def train_tokenizer(books: Sequence[str], vocabulary: int, samples: Sequence[str] | None = None) -> Tokenizer:
+    """Byte-level BPE in which every digit and every bracket is a token of its own, so that tasks can be learnt.
+
+    samples  of the tasks, whose words should not fall to pieces because the books seldom use them
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -125,10 +128,11 @@ def train_tokenizer(books: Sequence[str], vocabulary: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    # The words of the tasks should not fall to pieces because the books seldom use them.
-    pattern = " code of is Question: what Answer: How many close: -> "
-    tasks = pattern + " ".join([*WORDS, *NAMES, *OBJECTS, *SUMS, *DIFFERENCES])
-    tokenizer.train_from_iterator([*books, *[tasks] * (1 + sum(map(len, books)) // 20_000)], trainer)
+    if samples is None:
+        pattern = " code of is Question: what Answer: How many close: -> "
+        tasks = pattern + " ".join([*WORDS, *NAMES, *OBJECTS, *SUMS, *DIFFERENCES])
+        samples = [tasks] * (1 + sum(map(len, books)) // 20_000)
+    tokenizer.train_from_iterator([*books, *samples], trainer)
     if tokenizer.get_vocab_size() != vocabulary:
         raise UsageError(
             f"The books give {tokenizer.get_vocab_size()} tokens, not {vocabulary}: add books, or ask less."

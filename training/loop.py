@@ -194,7 +194,10 @@ def save_record(
         **({} if before is None else {"before": before}),
     }
     write_json(out / "loss.json", record)
-    plot_loss(out / "loss.png", record)
+    try:
+        plot_loss(out / "loss.png", record)
+    except ImportError:
+        print("There is no loss.png, because matplotlib is not installed.")
     loss = "none" if trained.final_loss is None else f"{trained.final_loss:.5f}"
     print(f"{out}: {trained.steps:,} steps in {trained.seconds:.0f} s, final loss {loss}")
 

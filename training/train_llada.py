@@ -94,8 +94,11 @@ class Batch(NamedTuple):
     weight: Tensor  # [B, N]: what a token counts; the whole batch's loss is the weighted sum of cross-entropies
 
 
-def parse_config(given: str | None) -> LLaDAConfig:
-    """A config from a JSON file or from JSON itself; a checkpoint's own config.json will do."""
+def parse_config(given: str | None, shortest: int = LONG) -> LLaDAConfig:
+    """A config from a JSON file or from JSON itself; a checkpoint's own config.json will do.
+
+    shortest  the context that the training's rows need
+    """
     if given is None:
         return SHIPPED
     try:
@@ -105,8 +108,8 @@ def parse_config(given: str | None) -> LLaDAConfig:
         raise UsageError(f"The config is not a LLaDA's: {error}.") from error
     if (config.mask_token_id, config.eos_token_id) != (MASK, EOS):
         raise UsageError(f"The text here needs mask_token_id {MASK} and eos_token_id {EOS}.")
-    if config.max_sequence_length < LONG:
-        raise UsageError(f"The text here needs a max_sequence_length of at least {LONG}.")
+    if config.max_sequence_length < shortest:
+        raise UsageError(f"The text here needs a max_sequence_length of at least {shortest}.")
     return config
 
 
@@ -248,11 +251,15 @@ def train_llada(
     return train(network, loss_of, settings)
 
 
+def write_config(out: Path, config: LLaDAConfig) -> None:
+    write_json(out / "config.json", {"model_type": "llada", **asdict(config)})
+
+
 def save(
     out: Path, trained: Trained, config: LLaDAConfig, settings: Settings, corpus: Corpus, start: Path | None = None
 ) -> None:
     before = None if start is None else read_json(start / "loss.json", "training record")
-    write_json(out / "config.json", {"model_type": "llada", **asdict(config)})
+    write_config(out, config)
     write_text(out / "tokenizer.json", corpus.tokenizer.to_str(pretty=True))
     save_weights(out, trained.state)
     text = f"{len(corpus.train):,} tokens of books from github.com/{SOURCE}"

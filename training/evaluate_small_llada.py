@@ -1,0 +1,425 @@
+"""Measures the larger small LLaDA: each task at three levels, by full inference and by threshold decoding.
+
+Both sampling loops are written out here, so that the measure of the model does not rest on the package that will hold
+it. A level where full inference is right 60 to 95 % of the time can tell schedules apart; the others cannot.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import islice
+from math import sqrt
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import torch
+import typer
+from card import table, training_section, versions
+from evaluate_llada import until_end
+from llada_text import BOS, EOS, MASK, Problem
+from loop import default_device, run
+from reasoning_tasks import TASKS, Posed, problems, right
+from reasoning_text import CONTEXT, DEFAULT_PATH, NEEDLE_LEVELS, Library, load, needles, starts_of
+from torch import Tensor
+from train_llada import parse_config
+
+import tenuto
+from tenuto.errors import UsageError
+from tenuto.files import read_json, write_json, write_text
+from tenuto.models.llada import LLaDA
+from tenuto.provenance import provenance
+
+BLOCK = 32  # tokens that are written before the next ones are begun
+THRESHOLD = 0.9  # confidence at which threshold decoding writes a token
+TELLING = (0.6, 0.95)  # accuracies of full inference between which schedules can be told apart
+STORED = 200  # problems of each level in problems.json
+SHOWN = 3  # problems of each level in samples.txt
+PROMPT_LENGTH, TEXT_LENGTH, CONTINUATIONS = 64, 128, 6
+Z = 1.96  # of a 95 % interval
+
+
+class Written(NamedTuple):
+    tokens: list[list[int]]  # of each row, up to the end-of-text
+    steps: list[int]  # evaluations of the network that each row took
+    positions: list[int]  # tokens of the blocks that each row wrote, its padding included
+    ready: float  # positions above the threshold, a step and row, of full inference; 0 if not measured
+
+
+class Question(NamedTuple):
+    problem: Problem
+    posed: Posed  # as text
+
+
+def questions(library: Library, task: str, level: int, count: int, seed: int) -> list[Question]:
+    """Held-out problems of one level."""
+    if task == "needles":
+        found = islice(needles(library, seed, held_out=True, most=level), count)
+        return [Question(one, Posed(library.decode(one.prompt), library.decode(one.answer), "")) for one in found]
+    return [
+        Question(Problem([BOS, *library.encode(posed.prompt)], library.encode(posed.answer)), posed)
+        for posed in islice(problems(task, seed, held_out=True, size=level), count)
+    ]
+
+
+def levels() -> list[tuple[str, int, str]]:
+    """Each task at each level, and what the level counts; the middle levels first, because time may run out."""
+    every = {name: (kind.levels, kind.unit) for name, kind in TASKS.items()} | {"needles": (NEEDLE_LEVELS, "tokens")}
+    return [(name, of[i], unit) for i in (1, 2, 0) for name, (of, unit) in every.items()]
+
+
+def length_for(asked: Sequence[Question]) -> int:
+    """Tokens to write: whole blocks, with room for an end-of-text."""
+    return -(-(max(len(one.problem.answer) for one in asked) + 1) // BLOCK) * BLOCK
+
+
+# Sampling
+
+
+def padded(prompts: Sequence[list[int]], length: int, device: torch.device) -> tuple[Tensor, Tensor | None, int]:
+    """Prompts aligned at their ends, with masks behind them; which tokens are real, if not all; the prompts' width."""
+    width = max(map(len, prompts))
+    if width + length > CONTEXT:
+        raise UsageError(f"A prompt of {width} tokens and {length} to write are more than {CONTEXT}.")
+    rows = [[EOS] * (width - len(prompt)) + prompt + [MASK] * length for prompt in prompts]
+    missing = [width - len(prompt) for prompt in prompts]
+    real = torch.arange(width + length) >= torch.tensor(missing)[:, None]
+    return torch.tensor(rows, device=device), real.to(device) if any(missing) else None, width
+
+
+def guessed(network: LLaDA, tokens: Tensor, real: Tensor | None, places: Tensor) -> tuple[Tensor, Tensor]:
+    """The likeliest token at each place and its probability: [B, P] each. A mask is never an answer."""
+    logits = network(tokens, attention_mask=real, positions=places).float()
+    logits[..., MASK] = float("-inf")
+    confidence, guesses = logits.softmax(-1).max(-1)
+    return guesses, confidence
+
+
+@torch.inference_mode()
+def write_full(network: LLaDA, prompts: Sequence[list[int]], length: int) -> Written:
+    """One token a step, the most confident of the block. Rows whose text has ended are not computed any further."""
+    device = next(network.parameters()).device
+    tokens, real, width = padded(prompts, length, device)
+    going = torch.arange(len(prompts), device=device)  # rows that have not ended
+    steps, ready, seen = np.zeros(len(prompts), dtype=int), torch.zeros((), device=device), 0
+    for first in range(width, width + length, BLOCK):
+        if first > width:
+            going = going[(tokens[going, width:first] != EOS).all(1)]
+        if not len(going):
+            break
+        part, part_real = tokens[going], None if real is None else real[going]
+        places, everyone = torch.arange(first, first + BLOCK, device=device), torch.arange(len(going), device=device)
+        for _ in range(BLOCK):
+            guesses, confidence = guessed(network, part, part_real, places)
+            confidence = confidence.masked_fill(part[:, first : first + BLOCK] != MASK, -1)
+            ready += (confidence > THRESHOLD).sum()
+            seen += len(going)
+            place = confidence.argmax(1)
+            part[everyone, first + place] = guesses[everyone, place]
+        tokens[going] = part
+        steps[going.cpu().numpy()] += BLOCK
+    written = [until_end(row) for row in tokens[:, width:].masked_fill(tokens[:, width:] == MASK, EOS).tolist()]
+    return Written(written, steps.tolist(), steps.tolist(), ready.item() / max(seen, 1))
+
+
+@torch.inference_mode()
+def write_by_threshold(network: LLaDA, prompts: Sequence[list[int]], length: int) -> Written:
+    """Fast-dLLM's rule: a step writes every masked token of the block above the threshold, and the surest in any case.
+
+    Every row goes to its next block when its own is full, and ends when a full block holds an end-of-text.
+    """
+    device = next(network.parameters()).device
+    tokens, real, width = padded(prompts, length, device)
+    count = len(prompts)
+    first = torch.full((count,), width, device=device)  # where each row's block begins
+    steps = torch.zeros(count, dtype=torch.long, device=device)
+    going = torch.arange(count, device=device)
+    within = torch.arange(BLOCK, device=device)
+    while len(going):
+        part, places = tokens[going], first[going][:, None] + within
+        guesses, confidence = guessed(network, part, None if real is None else real[going], places)
+        inside = part.gather(1, places)
+        confidence = confidence.masked_fill(inside != MASK, -1)
+        chosen = confidence > THRESHOLD
+        chosen[torch.arange(len(going), device=device), confidence.argmax(1)] = True
+        inside = torch.where(chosen, guesses, inside)
+        tokens[going] = part.scatter(1, places, inside)
+        steps[going] += 1
+        full = (inside != MASK).all(1)
+        first[going] += BLOCK * full.long()
+        ended = full & ((inside == EOS).any(1) | (first[going] >= width + length))
+        going = going[~ended]
+    written = [until_end(row) for row in tokens[:, width:].masked_fill(tokens[:, width:] == MASK, EOS).tolist()]
+    return Written(written, steps.tolist(), (first - width).tolist(), 0.0)
+
+
+# Measuring
+
+
+def interval(successes: int, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share."""
+    share, square = successes / count, Z * Z / count
+    centre = (share + square / 2) / (1 + square)
+    half = Z / (1 + square) * sqrt(share * (1 - share) / count + square / count / 4)
+    return round(max(centre - half, 0.0), 4), round(min(centre + half, 1.0), 4)
+
+
+def verdict(accuracy: float) -> str:
+    if accuracy > TELLING[1]:
+        return "cannot tell: saturated"
+    return "can tell" if accuracy >= TELLING[0] else "cannot tell: too hard"
+
+
+def measured(library: Library, task: str, asked: Sequence[Question], written: Written) -> dict[str, Any]:
+    answers = [library.decode(tokens) for tokens in written.tokens]
+    good = [right(task, one.posed, answer) for one, answer in zip(asked, answers, strict=True)]
+    tokens = sum(len(row) + 1 for row in written.tokens)  # with the end-of-text
+    return {
+        "accuracy": sum(good) / len(good),
+        "interval": interval(sum(good), len(good)),
+        "right": [int(each) for each in good],
+        "steps": sum(written.steps) / len(good),
+        "tokens_per_step": tokens / sum(written.steps),  # up to the end-of-text
+        "positions_per_step": sum(written.positions) / sum(written.steps),  # with the padding of the last block
+    }
+
+
+def in_batches(way: Any, network: LLaDA, asked: Sequence[Question], length: int, batch_tokens: int) -> Written:
+    """Rows of like length together, as many as `batch_tokens` hold."""
+    order = sorted(range(len(asked)), key=lambda i: len(asked[i].problem.prompt))
+    rows: dict[int, tuple[list[int], int, int]] = {}
+    ready = 0.0
+    while order:
+        width = len(asked[order[-1]].problem.prompt) + length
+        size = max(batch_tokens // width, 1)
+        chunk, order = order[-size:], order[:-size]
+        written = way(network, [asked[i].problem.prompt for i in chunk], length)
+        rows |= dict(zip(chunk, zip(*written[:3], strict=True), strict=True))
+        ready += written.ready * len(chunk) / len(asked)
+    tokens, steps, positions = zip(*(rows[i] for i in range(len(asked))), strict=True)
+    return Written(list(tokens), list(steps), list(positions), ready)
+
+
+def continuations(library: Library, count: int) -> list[Problem]:
+    """The beginnings of sentences in held-out books, all over them, and what the books really say next."""
+    text, length = library.held_out["books"], PROMPT_LENGTH + TEXT_LENGTH
+    starts = starts_of(library, "books", text)
+    starts = starts[starts + length <= len(text)]
+    if not len(starts):
+        raise UsageError(f"The held-out books have no row of {length} tokens.")
+    chosen = starts[np.linspace(0, len(starts) - 1, count).astype(int)].tolist()
+    rows = [[BOS, *text[start : start + length - 1].tolist()] for start in chosen]
+    return [Problem(row[:PROMPT_LENGTH], row[PROMPT_LENGTH:]) for row in rows]
+
+
+def evaluate(
+    checkpoint: Path,
+    data: Path,
+    count: int,
+    device: torch.device,
+    seed: int,
+    batch_tokens: int,
+    out: Path,
+    seconds: float | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> dict[str, Any]:
+    """Measures, and writes evaluation.json, problems.json, samples.txt and the card."""
+    began = perf_counter()
+    model, library = tenuto.load(str(checkpoint), device=device, dtype=dtype), load(data)
+    network = model.network
+    assert isinstance(network, LLaDA)
+    if Path(checkpoint, "tokenizer.json").read_text(encoding="utf-8") != library.tokenizer.to_str(pretty=True):
+        raise UsageError(f"{checkpoint} was trained on other tokens than those of {data}.")
+    record: dict[str, Any] = {}
+    posed: dict[str, list[Question]] = {}
+    shown = []
+    for task, level, unit in levels():
+        if seconds is not None and perf_counter() - began > seconds:
+            print(f"{task} {level} is not measured: {seconds:.0f} s are over", flush=True)
+            continue
+        name, asked = f"{task}-{level}", questions(library, task, level, count, seed)
+        length, start = length_for(asked), perf_counter()
+        full = in_batches(write_full, network, asked, length, batch_tokens)
+        fast = in_batches(write_by_threshold, network, asked, length, batch_tokens)
+        record[name] = {
+            "task": task,
+            "level": level,
+            "unit": unit,
+            "length": length,
+            "full": measured(library, task, asked, full),
+            "above_threshold_per_step": full.ready,
+            "threshold": measured(library, task, asked, fast),
+        }
+        record[name]["verdict"] = verdict(record[name]["full"]["accuracy"])
+        posed[name] = asked
+        one, two = record[name]["full"], record[name]["threshold"]
+        print(
+            f"{name}: {one['accuracy']:.1%} {one['interval']}, by threshold {two['accuracy']:.1%} at "
+            f"{two['tokens_per_step']:.2f} tokens a step; {record[name]['verdict']}; {perf_counter() - start:.1f} s",
+            flush=True,
+        )
+        shown.append(f"## {name}: {one['accuracy']:.1%} right\n")
+        for i in range(min(SHOWN, count)):
+            expected = "right" if one["right"][i] else f"wrong, not【{asked[i].posed.answer}】"
+            shown.append(f"{asked[i].posed.prompt}【{library.decode(full.tokens[i])}】 {expected}\n")
+    texts = continuations(library, STORED)
+    shown.append("## Held-out books continued\n")
+    prompts = [one.prompt for one in texts[:: max(len(texts) // CONTINUATIONS, 1)]][:CONTINUATIONS]
+    for prompt, tokens in zip(prompts, write_full(network, prompts, TEXT_LENGTH).tokens, strict=True):
+        shown.append(f"{library.decode(prompt)}【{library.decode(tokens)}】\n")
+    made = provenance(device, seed=seed, data=data.name)
+    result = {
+        "problems": count,
+        "block_length": BLOCK,
+        "threshold": THRESHOLD,
+        "telling": TELLING,
+        "precision": str(dtype).removeprefix("torch."),
+        "seconds": round(perf_counter() - began, 1),
+        "tasks": dict(sorted(record.items())),
+        "provenance": made,
+    }
+    write_json(out / "evaluation.json", result)
+    write_problems(out / "problems.json", chosen(record), posed, texts, record, made)
+    write_text(out / "samples.txt", "What the model wrote stands in 【 】.\n\n" + "\n".join(shown))
+    write_text(out / "README.md", model_card(checkpoint, out))
+    return result
+
+
+def chosen(record: dict[str, Any]) -> list[str]:
+    """The levels that can tell; of a task without any, the one that comes nearest."""
+    names = {name for name, one in record.items() if one["verdict"] == "can tell"}
+    middle = sum(TELLING) / 2
+    for task in {one["task"] for one in record.values()} - {record[name]["task"] for name in names}:
+        own = [name for name, one in record.items() if one["task"] == task]
+        names.add(min(own, key=lambda name: abs(record[name]["full"]["accuracy"] - middle)))
+    return sorted(names)
+
+
+def write_problems(
+    path: Path,
+    names: list[str],
+    posed: dict[str, list[Question]],
+    texts: list[Problem],
+    record: dict[str, Any],
+    made: dict[str, Any],
+) -> None:
+    """JSON with one problem a line, in the checkpoint's own tokens, and how many tokens each task's answers get."""
+    stored = {name: [one.problem for one in posed[name][:STORED]] for name in names} | {"text": texts}
+    tasks = [
+        f"{json.dumps(name)}: [\n"
+        + ",\n".join(json.dumps(one._asdict(), separators=(",", ":")) for one in some)
+        + "\n]"
+        for name, some in stored.items()
+    ]
+    lengths = {name: record[name]["length"] for name in names} | {"text": TEXT_LENGTH}
+    head = f'"provenance": {json.dumps(made, ensure_ascii=False)},\n"lengths": {json.dumps(lengths)}'
+    write_text(path, f'{{{head},\n"problems": {{\n' + ",\n".join(tasks) + "\n}}\n")
+
+
+# The card
+
+
+def model_card(checkpoint: Path, out: Path) -> str:
+    """The card, from what the JSON files beside the weights say."""
+    config = parse_config(str(checkpoint / "config.json"), CONTEXT)
+    with torch.device("meta"):
+        parameters = sum(parameter.numel() for parameter in LLaDA(config).parameters())
+    sections = [
+        f"""# LLaDA on books, code and made-up reasoning
+
+A masked diffusion language model ({parameters / 1e6:.1f} million parameters) in LLaDA's layout, with a context of
+{config.max_sequence_length} tokens. It exists to tell schedules apart: its tasks have levels, and at some of them full
+inference is right 60 to 95 % of the time. Weights are the training's moving average, stored in bfloat16;
+`tokenizer.json` is a byte-level BPE in which each digit and bracket is one token.
+
+| config.json | |
+|---|---|
+{table(asdict(config))}
+
+What it can be asked, with its answers in 【 】:
+
+{examples()}
+"""
+    ]
+    if (checkpoint / "loss.json").exists():
+        sections.append(training_section(read_json(checkpoint / "loss.json", "training record"), out, of="tokens"))
+    if (out / "evaluation.json").exists():
+        sections.append(evaluation_section(read_json(out / "evaluation.json", "evaluation")))
+    sections.append(
+        f"""## Limits
+
+It knows the style of old books, of Python's standard library and of school problems, and the tasks above in these very
+words. It knows nothing about the world. Sequences are at most {config.max_sequence_length} tokens.
+
+## Licence
+
+The weights: Apache-2.0. The model read books in the public domain (github.com/mlschmitt/classic-books-markdown), small
+functions of CPython's standard library (PSF licence), GSM8K's training problems (MIT licence) and problems that the
+training made up.
+"""
+    )
+    return "\n".join(sections)
+
+
+def examples() -> str:
+    """The smallest level of every task."""
+    posed = [next(problems(task, "card", held_out=True, size=kind.levels[0])) for task, kind in TASKS.items()]
+    lines = [line for one in posed for line in f"{one.prompt}【{one.answer}】".splitlines()]
+    return "\n".join(f"    {line}" for line in lines)
+
+
+def evaluation_section(record: dict[str, Any]) -> str:
+    made = record["provenance"]
+    rows = {
+        "Command": f"`{made['command']}`",
+        "Problems": f"{record['problems']} of each level, none of them trained on",
+        "Full inference": f"one token a step, the likeliest, blocks of {record['block_length']}, {record['precision']}",
+        "Threshold": f"every token of the block above {record['threshold']}, at least one",
+        "Device": made["hardware"],
+        **versions(made),
+    }
+    lines = []
+    for one in record["tasks"].values():
+        full, fast = one["full"], one["threshold"]
+        low, high = full["interval"]
+        lines.append(
+            f"| {one['task']} | {one['level']} {one['unit']} | {one['length']} | **{full['accuracy']:.1%}** "
+            f"({low:.0%} to {high:.0%}) | {one['verdict']} | {fast['accuracy']:.1%} | "
+            f"{full['steps'] / fast['steps']:.1f}× | {fast['tokens_per_step']:.2f} | "
+            f"{one['above_threshold_per_step']:.1f} |"
+        )
+    return (
+        "## Evaluation\n\n"
+        "An answer is right when it is exactly the expected one and the text ends behind it; code is right when it "
+        "computes the same. Samples are in `samples.txt`; `problems.json` holds the problems of the levels that can "
+        f"tell, or of the nearest.\n\n| | |\n|---|---|\n{table(rows)}\n\n"
+        "| Task | Level | Tokens | Full inference (95 %) | Verdict | By threshold | Fewer steps | Tokens a step, up to "
+        "the end | Above the threshold, a full step |\n|---|---|---|---|---|---|---|---|---|\n"
+        + "\n".join(lines)
+        + "\n"
+    )
+
+
+def main(
+    checkpoint: Annotated[Path, typer.Option(help="The directory that train_small_llada.py wrote.")],
+    data: Annotated[Path, typer.Option(help="The file made by reasoning_text.py.")] = DEFAULT_PATH,
+    count: Annotated[int, typer.Option(min=1, help="Problems of each level.")] = 256,
+    device: Annotated[str, typer.Option()] = default_device(),
+    seed: Annotated[int, typer.Option(help="Of the problems.")] = 0,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens that are computed at once, about.")] = 262_144,
+    seconds: Annotated[float | None, typer.Option(help="Begin no further level after so long.")] = None,
+    precise: Annotated[bool, typer.Option(help="Compute in float32, not in bfloat16.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Where to write; the checkpoint's directory if not given.")] = None,
+) -> None:
+    """Measure what the LLaDA has learnt, on problems it has not seen."""
+    dtype = torch.float32 if precise else torch.bfloat16
+    result = evaluate(
+        checkpoint, data, count, torch.device(device), seed, batch_tokens, out or checkpoint, seconds, dtype
+    )
+    telling = [name for name, one in result["tasks"].items() if one["verdict"] == "can tell"]
+    print(f"{len(telling)} of {len(result['tasks'])} levels can tell: {', '.join(telling)}; {result['seconds']} s")
+
+
+if __name__ == "__main__":
+    run(main)

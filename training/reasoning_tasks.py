@@ -1,0 +1,263 @@
+"""Made-up problems with exact answers, each task with a dial that says how hard a problem is.
+
+A task is a function of a random generator and a size. A problem has a prompt, an answer and a key. A tenth of all
+keys, chosen by a checksum, is kept from training. Most answers are written out step by step, so that they are long:
+schedules and parallel decoding differ only where much is written.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from llada_text import BRACKETS, NAMES, OBJECTS, WORDS, kept_from_training
+from safe_code import CodeError, run_function
+
+INPUTS = ((3, 5), (0, 0), (12, 7), (40, 1), (9, 33), (100, 64))  # what written functions are tried with
+DISTINCT = 4  # results among those of INPUTS, at least
+VARIABLES = "abcdefghijklmnopqrstuvwxyz"
+
+
+class Posed(NamedTuple):
+    """A problem as text."""
+
+    prompt: str
+    answer: str  # begins with a space or a new line, and the text ends behind it
+    key: str  # what training and held-out problems must not share
+
+
+def sums(chance: random.Random, size: int) -> Posed:
+    """add: 4821 + 977 = 5798; size: digits of the larger number"""
+    a = chance.randrange(10 ** (size - 1), 10**size)
+    b = chance.randrange(10 ** (max(size - chance.randint(0, 1), 1) - 1), 10**size)
+    return Posed(f"add: {a} + {b} =", f" {a + b}", f"{a}+{b}")
+
+
+def totals(chance: random.Random, size: int) -> Posed:
+    """total: 482 + 91 + 733 = 482 + 91 = 573, 573 + 733 = 1306; size: terms, of two to four digits"""
+    terms = [chance.randrange(10, 10 ** chance.randint(2, 4)) for _ in range(size)]
+    steps, result = [], terms[0]
+    for term in terms[1:]:
+        steps.append(f"{result} + {term} = {result + term}")
+        result += term
+    told = " + ".join(map(str, terms))
+    return Posed(f"total: {told} =", " " + ", ".join(steps), told)
+
+
+def reverse(chance: random.Random, size: int) -> Posed:
+    """reverse: lamp sofa key -> key sofa lamp; size: words, some of them twice"""
+    words = chance.choices(WORDS, k=size)
+    return Posed(f"reverse: {' '.join(words)} ->", " " + " ".join(reversed(words)), " ".join(words))
+
+
+def sort_numbers(chance: random.Random, size: int) -> Posed:
+    """sort: 482 17 903 -> 17 482 903; size: numbers"""
+    numbers = [chance.randrange(1000) for _ in range(size)]
+    told = " ".join(map(str, numbers))
+    return Posed(f"sort: {told} ->", " " + " ".join(map(str, sorted(numbers))), told)
+
+
+def sort_words(chance: random.Random, size: int) -> Posed:
+    """alphabet: sofa lamp key -> key lamp sofa; size: words"""
+    words = chance.sample(WORDS, size)
+    return Posed(f"alphabet: {' '.join(words)} ->", " " + " ".join(sorted(words)), " ".join(words))
+
+
+def brackets(chance: random.Random, size: int) -> Posed:
+    """close: ([]{ -> }); size: brackets shown, of which about half stay open"""
+    shown, still_open = "", ""
+    while len(shown) < size:
+        # At least one bracket is open at the end, or there would be nothing to write.
+        if chance.random() < 0.75 or len(still_open) < 2:
+            bracket = chance.choice(list(BRACKETS))
+            shown, still_open = shown + bracket, still_open + bracket
+        else:
+            shown, still_open = shown + BRACKETS[still_open[-1]], still_open[:-1]
+    closing = "".join(BRACKETS[bracket] for bracket in reversed(still_open))
+    return Posed(f"close: {shown} ->", f" {closing}", shown)
+
+
+# What a step of a function is called, and what it is in Python; {} is a number or a parameter.
+STEPS = (
+    (("add {}", "plus {}", "increase it by {}"), "c = c + {}"),
+    (("take away {}", "minus {}", "reduce it by {}"), "c = c - {}"),
+    (("multiply by {}", "times {}"), "c = c * {}"),
+    (("double it", "make it twice as large"), "c = c * 2"),
+    (("keep the remainder by {}",), "c = c % {}"),
+    (("divide by {} and round down",), "c = c // {}"),
+)
+CONDITIONS = ((("more than", "above"), ">"), (("less than", "below"), "<"))
+
+
+def code(chance: random.Random, size: int) -> Posed:
+    """A function written from what it should do, to be run; size: steps, some of them under a condition"""
+    while True:
+        posed = _function(chance, size)
+        results = behaviour(posed.prompt + posed.answer)
+        # A function that gives nearly always the same could be written wrong and still count as right.
+        if results is not None and len(set(results)) >= DISTINCT:
+            return posed
+
+
+def _function(chance: random.Random, size: int) -> Posed:
+    first = chance.choice("ab")
+    told, lines = [f"start with {first}"], [f"c = {first}"]
+    for _ in range(size):
+        phrases, line = chance.choice(STEPS)
+        whole = "%" in line or "//" in line  # by a number, which is not zero
+        operand = str(chance.randint(2, 20)) if whole or chance.random() < 0.6 else chance.choice("ab")
+        phrase, line = chance.choice(phrases).format(operand), line.format(operand)
+        if chance.random() < 0.25:
+            words, sign = chance.choice(CONDITIONS)
+            limit = chance.randint(1, 99)
+            told.append(f"if it is {chance.choice(words)} {limit}, {phrase}")
+            lines.append(f"if c {sign} {limit}:\n        {line}")
+        else:
+            told.append(phrase)
+            lines.append(line)
+    body = "".join(f"\n    {line}" for line in [*lines, "return c"])
+    description = "; ".join(told).capitalize()
+    return Posed(f'def f(a, b):\n    """{description}."""', body, description)
+
+
+def trace(chance: random.Random, size: int) -> Posed:
+    """What the variables of a program are, one after the other; size: lines"""
+    names = chance.sample(VARIABLES, size)
+    values: dict[str, int] = {}
+    lines = []
+    for name in names:
+        number = chance.randint(1, 99)
+        known = chance.choice(list(values)) if values and chance.random() < 0.85 else None
+        if known is None:
+            line, value = str(number), number
+        else:
+            other = chance.choice(list(values)) if chance.random() < 0.4 else None
+            right, by = (other, values[other]) if other is not None else (str(number), number)
+            value = values[known]
+            if value + by < 1000 and chance.random() < 0.5:
+                line, value = f"{known} + {right}", value + by
+            elif value >= by:
+                line, value = f"{known} - {right}", value - by
+            elif value < 100:
+                factor = chance.randint(2, 9)
+                line, value = f"{known} * {factor}", value * factor
+            else:
+                line, value = known, value
+        values[name] = value
+        lines.append(f"{name} = {line}")
+    program = "\n".join(lines)
+    return Posed(f"run:\n{program}\n->", "".join(f" {name} = {values[name]};" for name in names), program)
+
+
+def lookup(chance: random.Random, size: int) -> Posed:
+    """look up: lamp 482, sofa 17, key 903; sofa lamp -> 17 482; size: entries, of which half are asked for"""
+    words = chance.sample(WORDS, size)
+    table = {word: chance.randrange(1000) for word in words}
+    asked = chance.sample(words, max(size // 2, 1))
+    told = ", ".join(f"{word} {number}" for word, number in table.items()) + "; " + " ".join(asked)
+    return Posed(f"look up: {told} ->", "".join(f" {table[word]}" for word in asked), told)
+
+
+def hops(chance: random.Random, size: int) -> Posed:
+    """follow: lamp > sofa, key > lamp; key -> lamp sofa; size: steps along the arrows"""
+    words = chance.sample(WORDS, size + 4)
+    arrows = list(zip(words, words[1:] + words[:1], strict=True))  # one circle, so that every word leads on
+    shown = chance.sample(arrows, len(arrows))
+    told = ", ".join(f"{first} > {second}" for first, second in shown) + f"; {size} from {words[0]}"
+    return Posed(f"follow: {told} ->", "".join(f" {word}" for word in words[1 : size + 1]), told)
+
+
+GAINS = ("{name} buys {n} more.", "{name} finds {n} more.", "{other} gives {name} {n} {things}.")
+LOSSES = ("{name} loses {n}.", "{name} gives {n} to {other}.", "{name} sells {n} {things}.")
+PACKS = ("{name} buys {k} boxes of {n} {things}.", "{other} brings {k} bags with {n} {things} each.")
+IDLE = ("{other} has {n} hats.", "It is {n} days to the fair.", "{other} is {n} years old.")  # beside the point
+
+
+def story(chance: random.Random, size: int) -> Posed:
+    """A word problem whose answer is worked out step by step; size: things that happen"""
+    name, other = chance.sample(NAMES, 2)
+    things, amount = chance.choice(OBJECTS), chance.randint(5, 60)
+    told, work = [f"{name} has {amount} {things}."], []
+    for _ in range(size):
+        n, k = chance.randint(2, 40), chance.randint(2, 9)
+        named = {"name": name, "other": other, "things": things, "n": n, "k": k}
+        kind = chance.random()
+        if kind < 0.15:
+            told.append(chance.choice(IDLE).format(**named))
+        if kind < 0.3 and amount + n * k < 1000:
+            told.append(chance.choice(PACKS).format(**named))
+            work += [f"{k} * {n} = {k * n}", f"{amount} + {k * n} = {amount + k * n}"]
+            amount += k * n
+        elif kind < 0.4 and amount < 300:
+            told.append(f"Then {name} doubles the number of {things}.")
+            work.append(f"{amount} * 2 = {amount * 2}")
+            amount *= 2
+        elif kind < 0.5 and amount % 2 == 0 and amount > 4:
+            told.append(f"{name} gives half of the {things} away.")
+            work.append(f"{amount} / 2 = {amount // 2}")
+            amount //= 2
+        elif kind < 0.75 and amount > n:
+            told.append(chance.choice(LOSSES).format(**named))
+            work.append(f"{amount} - {n} = {amount - n}")
+            amount -= n
+        else:
+            told.append(chance.choice(GAINS).format(**named))
+            work.append(f"{amount} + {n} = {amount + n}")
+            amount += n
+    question = f"How many {things} does {name} have now?"
+    answer = "".join(f" {line}." for line in work) + f" The answer is {amount}."
+    return Posed(f"{' '.join(told)} {question} Answer:", answer, ", ".join(work))
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task, the sizes it is trained at, and the three that it is measured at."""
+
+    pose: Callable[[random.Random, int], Posed]
+    least: int
+    levels: tuple[int, int, int]
+    unit: str
+
+    @property
+    def most(self) -> int:
+        return self.levels[-1]
+
+
+TASKS = {
+    "sums": Task(sums, 2, (4, 6, 8), "digits"),
+    "totals": Task(totals, 3, (3, 5, 8), "terms"),
+    "reverse": Task(reverse, 3, (10, 20, 40), "words"),
+    "sort": Task(sort_numbers, 3, (6, 12, 24), "numbers"),
+    "alphabet": Task(sort_words, 3, (8, 16, 32), "words"),
+    "brackets": Task(brackets, 2, (12, 24, 40), "brackets shown"),
+    "code": Task(code, 1, (3, 6, 10), "steps"),
+    "trace": Task(trace, 2, (4, 8, 12), "lines"),
+    "lookup": Task(lookup, 2, (8, 16, 32), "entries"),
+    "hops": Task(hops, 1, (4, 8, 16), "steps"),
+    "story": Task(story, 1, (2, 4, 7), "events"),
+}
+
+
+def problems(task: str, seed: object, held_out: bool, size: int | None = None) -> Iterator[Posed]:
+    """Problems without end, of one size or of all that are trained."""
+    chance = random.Random(f"{task} {seed} {held_out} {size}")
+    kind = TASKS[task]
+    while True:
+        posed = kind.pose(chance, chance.randint(kind.least, kind.most) if size is None else size)
+        if kept_from_training(posed.key) == held_out:
+            yield posed
+
+
+def right(task: str, posed: Posed, written: str) -> bool:
+    """Whether an answer is right: word for word, or where code was asked for, by what the code computes."""
+    if task != "code" or written == posed.answer:
+        return written == posed.answer
+    return behaviour(posed.prompt + written) == behaviour(posed.prompt + posed.answer)
+
+
+def behaviour(source: str) -> list[int] | None:
+    """What a function returns for each of INPUTS; None if the function cannot be run."""
+    try:
+        return [run_function(source, pair) for pair in INPUTS]
+    except CodeError:
+        return None
