@@ -22,6 +22,7 @@ from llada_text import BOS, EOS, MASK, Problem
 from loop import default_device, run
 from reasoning_tasks import TASKS, Posed, problems, right
 from reasoning_text import CONTEXT, DEFAULT_PATH, NEEDLE_LEVELS, Library, load, needles, starts_of
+from tokenizers import Tokenizer
 from torch import Tensor
 from train_llada import parse_config
 
@@ -229,7 +230,7 @@ def evaluate(
     model, library = tenuto.load(str(checkpoint), device=device, dtype=dtype), load(data)
     network = model.network
     assert isinstance(network, LLaDA)
-    if Path(checkpoint, "tokenizer.json").read_text(encoding="utf-8") != library.tokenizer.to_str(pretty=True):
+    if Tokenizer.from_file(str(checkpoint / "tokenizer.json")).get_vocab() != library.tokenizer.get_vocab():
         raise UsageError(f"{checkpoint} was trained on other tokens than those of {data}.")
     record: dict[str, Any] = {}
     posed: dict[str, list[Question]] = {}

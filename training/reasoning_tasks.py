@@ -169,7 +169,7 @@ def hops(chance: random.Random, size: int) -> Posed:
 
 GAINS = ("{name} buys {n} more.", "{name} finds {n} more.", "{other} gives {name} {n} {things}.")
 LOSSES = ("{name} loses {n}.", "{name} gives {n} to {other}.", "{name} sells {n} {things}.")
-PACKS = ("{name} buys {k} boxes of {n} {things}.", "{other} brings {k} bags with {n} {things} each.")
+PACKS = ("{name} buys {k} packs of {n} {things}.", "{other} brings {k} bags with {n} {things} each.")
 IDLE = ("{other} has {n} hats.", "It is {n} days to the fair.", "{other} is {n} years old.")  # beside the point
 
 

@@ -69,14 +69,15 @@ SHIPPED = LLaDAConfig(
 LENGTHS = ((48, 64, 96), (128, 192), (256, 384), (512, 768, 1024))
 PART = 24_576
 SMALLEST_PART = 3072
-TEXT_SHARES = (0.1, 0.15, 0.2, 0.5)  # of the rows of each part
-SOURCE_SHARES = {"books": 0.7, "code": 0.15, "stories": 0.15}  # of the text rows
+TEXT_SHARES = (0.1, 0.15, 0.2, 0.4)  # of the rows of each part
+SOURCE_SHARES = {"books": 0.7, "code": 0.2, "stories": 0.1}  # of the text rows
 PROBLEMS = 160_000  # made up for each task before the training
 NEEDLES = 0.25  # of that: they are long
 CHUNK = 2_000  # problems that one process makes at once
 BLOCK = 32
 LEAST, HEAVIEST = 1e-3, 10.0  # of t, and of 1/t; see train_llada.py
-ANSWER_ONLY, IN_BLOCK, NOTHING_YET = 0.85, 0.45, 0.3  # see masked()
+ANSWER_ONLY, IN_BLOCK, NOTHING_YET = 0.9, 0.45, 0.3  # see masked()
+LOUDEST = 64  # tokens, beyond which a row counts no more than with so many
 PADDING = 0.1  # what a token of padding counts, beside one of the answer
 
 
@@ -132,7 +133,8 @@ class Posing:
         sizes = {**dict.fromkeys(TASKS, count), "needles": max(int(count * NEEDLES), 1)}
         jobs = [(task, at, min(CHUNK, size - at)) for task, size in sizes.items() for at in range(0, size, CHUNK)]
         jobs.sort(key=lambda job: job[1])  # if one core is slow, it is not left with all the needles
-        self._processes = ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("fork"))
+        cores = len(os.sched_getaffinity(0))
+        self._processes = ProcessPoolExecutor(max(cores - 2, 1), mp_context=get_context("fork"))  # the compiler's: 2
         self._pending: list[Future[Any]] = [
             self._processes.submit(_made, task, size, f"{seed} {at}") for task, at, size in jobs
         ]
@@ -205,8 +207,8 @@ def masked(tokens: Tensor, start: Tensor, end: Tensor, generator: torch.Generato
     fine-tuning. Among these, IN_BLOCK look as they do when text is written block after block: what is before a block is
     there, what is behind is masked, and only the block counts. Of the rest, NOTHING_YET lose all of their answer.
 
-    A row counts as the square root of the tokens that might be masked: a long answer has more to learn from than a
-    short one, but is one problem too.
+    A row counts as the square root of the tokens that might be masked, up to LOUDEST: a long answer has more to learn
+    from than a short one, but beside a whole page of text the codes of a needle must still be heard.
     """
     (size, length), device = tokens.shape, tokens.device
 
@@ -227,7 +229,8 @@ def masked(tokens: Tensor, start: Tensor, end: Tensor, generator: torch.Generato
     hidden = (uniform(size, length) < t[:, None]) & (place >= low[:, None]) & (place < high[:, None])
     behind = place >= high[:, None]
     counted = (torch.minimum(end, high) - low).float()
-    rows = counted.sqrt() / counted.sqrt().sum()
+    rows = counted.clamp(max=LOUDEST).sqrt()
+    rows = rows / rows.sum()
     weight = hidden * torch.where(place < end[:, None], 1.0, PADDING)
     weight = weight * (rows / counted * (1 / t).clamp(max=HEAVIEST))[:, None]
     return Batch(torch.where(hidden | behind, MASK, tokens), tokens, weight)
@@ -391,7 +394,7 @@ def main(
     start: Annotated[Path | None, typer.Option(help="A trained checkpoint to go on from.")] = None,
     batch: Annotated[int, typer.Option(min=4, help="Tokens a step.")] = PART * len(LENGTHS),
     problems: Annotated[int, typer.Option(min=1, help="Made up for each task before the training.")] = PROBLEMS,
-    lr: Rate = 1.5e-3,
+    lr: Rate = 1e-3,
     ema: Ema = 0.998,
     device: Device = default_device(),
     seed: Seed = 0,

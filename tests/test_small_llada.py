@@ -1,0 +1,348 @@
+"""The training of the larger small LLaDA: its problems, its rows, and both ways of decoding that measure it."""
+
+import json
+import operator
+import random
+import re
+import sys
+from dataclasses import replace
+from itertools import islice, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
+
+import evaluate_small_llada as evaluation
+import loop
+import reasoning_tasks as tasks
+import reasoning_text
+import safe_code
+import train_small_llada as training
+from llada_text import BOS, BRACKETS, EOS, MASK
+
+from tenuto.errors import UsageError
+from tenuto.models import load
+from tenuto.models.llada import LLaDA, LLaDAConfig
+from tenuto.samplers.masked import generate_tokens
+
+CPU = torch.device("cpu")
+VOCABULARY = 1100
+TINY = replace(
+    training.SHIPPED,
+    d_model=16,
+    n_layers=2,
+    n_heads=2,
+    n_kv_heads=2,
+    mlp_hidden_size=24,
+    vocab_size=VOCABULARY,
+    embedding_size=VOCABULARY,
+)
+SETTINGS = loop.Settings(seconds=60, batch=4 * training.SMALLEST_PART, compile=False, max_steps=1)
+
+
+def invented_book(seed: int) -> str:
+    chance = random.Random(seed)
+    syllables = [a + b for a in "bdfgklmnprst" for b in ("a", "e", "in", "or", "ul")]
+
+    def sentence() -> str:
+        words = ["".join(chance.choices(syllables, k=chance.randint(1, 3))) for _ in range(chance.randint(4, 12))]
+        return " ".join(words).capitalize() + "."
+
+    return "\n\n".join(" ".join(sentence() for _ in range(20)) for _ in range(100))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("small-llada")
+
+
+@pytest.fixture(scope="module")
+def data(folder: Path) -> Path:
+    (folder / "books").mkdir()
+    for i in range(2):
+        (folder / "books" / f"{i}.md").write_text(invented_book(i), encoding="utf-8")
+    told = [
+        {"question": f"What is {i} and {i}?", "answer": f"It is <<{i}+{i}={2 * i}>>{2 * i}.\n#### {2 * i}"}
+        for i in range(200)
+    ]
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, told)), encoding="utf-8")
+    python = Path(training.__file__).parent
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(reasoning_text, "SAMPLES", 60)
+        patched.setattr(reasoning_text, "HELD_OUT", 0.1)
+        reasoning_text.build(folder / "books", python, folder / "train.jsonl", folder / "text.npz", VOCABULARY, 10**6)
+    return folder / "text.npz"
+
+
+@pytest.fixture(scope="module")
+def library(data: Path) -> reasoning_text.Library:
+    return reasoning_text.load(data)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(folder: Path, library: reasoning_text.Library) -> Path:
+    trained = training.train_small(library, TINY, SETTINGS, CPU, 400)
+    training.save(folder / "model", trained, TINY, SETTINGS, library)
+    return folder / "model"
+
+
+# Problems
+
+
+def solved(task: str, prompt: str) -> str:
+    """The answer, found in another way than the one the problem was made in."""
+    told = prompt.split(": ", 1)[-1].removesuffix(" ->").removesuffix(" =")
+    numbers = [int(number) for number in re.findall(r"\d+", prompt)]
+    if task == "sums":
+        return f" {sum(numbers)}"
+    if task == "totals":
+        partial = np.cumsum(numbers).tolist()
+        steps = (f"{a} + {n} = {b}" for (a, b), n in zip(pairwise(partial), numbers[1:], strict=True))
+        return " " + ", ".join(steps)
+    if task == "reverse":
+        return " " + " ".join(told.split(" ")[::-1])
+    if task == "sort":
+        return " " + " ".join(map(str, np.sort(numbers)))
+    if task == "alphabet":
+        return " " + " ".join(str(word) for word in np.sort(told.split()))
+    if task == "brackets":
+        while told != (told := re.sub(r"\(\)|\[\]|\{\}|<>", "", told)):  # what is closed already
+            pass
+        return " " + told[::-1].translate(str.maketrans(BRACKETS))
+    if task == "lookup":
+        entries, asked = told.split("; ")
+        return "".join(f" {dict(entry.split() for entry in entries.split(', '))[word]}" for word in asked.split())
+    if task == "hops":
+        arrows, order = told.split("; ")
+        leads, (count, word), answer = (
+            dict(arrow.split(" > ") for arrow in arrows.split(", ")),
+            order.split(" from "),
+            "",
+        )
+        for _ in range(int(count)):
+            word = leads[word]
+            answer += f" {word}"
+        return answer
+    program = prompt.removeprefix("run:\n").removesuffix("\n->")
+    return "".join(f" {name} = {value};" for name, value in safe_code.run_program(program).items())
+
+
+@pytest.mark.parametrize("task", [name for name in tasks.TASKS if name not in ("code", "story")])
+def test_answers_are_right(task: str) -> None:
+    for size in (tasks.TASKS[task].least, *tasks.TASKS[task].levels):
+        for posed in islice(tasks.problems(task, 0, True, size), 40):
+            assert posed.answer == solved(task, posed.prompt)
+
+
+def test_stories_are_worked_out_step_by_step() -> None:
+    does = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
+    for posed in islice(tasks.problems("story", 0, True), 200):
+        steps = re.findall(r"(\d+) (.) (\d+) = (\d+)", posed.answer)
+        assert all(does[sign](int(a), int(b)) == int(c) for a, sign, b, c in steps)
+        numbers = set(re.findall(r"\d+", posed.prompt)) | {"2"} | {c for *_, c in steps}  # 2: doubled or halved
+        assert {number for a, _, b, _ in steps for number in (a, b)} <= numbers
+        assert posed.answer.endswith(f" The answer is {steps[-1][3]}.")
+
+
+def test_functions_compute_what_python_computes() -> None:
+    for posed in islice(tasks.problems("code", 0, True), 100):
+        names: dict[str, object] = {}
+        exec(posed.prompt + posed.answer, names)  # made by ourselves
+        function = names["f"]
+        assert callable(function)
+        assert tasks.behaviour(posed.prompt + posed.answer) == [function(*pair) for pair in tasks.INPUTS]
+        assert tasks.right("code", posed, posed.answer.replace("c = c + ", "c += "))
+        assert not tasks.right("code", posed, posed.answer.replace("return c", "return c + 1"))
+        assert not tasks.right("code", posed, posed.answer.replace("return c", "return"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(a): return __import__('os')",
+        "def f(a): return a.real",
+        "def f(a): return a ** 9",
+        "def f(a):\n    while 1: pass",
+        "def f(a): return [a][0]",
+        "def f(a, b=open('x')): return a",
+        "def f(a): return a // 0",
+        "def f(a): return b",
+        "def f(a): a",
+        "import os",
+        "def f(a): return " + "(" * 500 + "a" + ")" * 500,
+        "def f(a): return " + "-" * 3000 + "a",
+        "def f(a): return a" + " * 999999" * 9,
+    ],
+)
+def test_code_beyond_the_language_is_refused(source: str) -> None:
+    with pytest.raises(safe_code.CodeError):
+        safe_code.run_function(source, [3])
+
+
+def test_training_and_held_out_problems_have_nothing_in_common() -> None:
+    for task, kind in tasks.TASKS.items():
+        seen, kept = (
+            {one.key for one in islice(tasks.problems(task, 1, held_out, kind.least), 400)}
+            for held_out in (False, True)
+        )
+        assert not seen & kept, task
+
+
+def test_problems_are_spelled_as_a_user_would_type_them(library: reasoning_text.Library) -> None:
+    assert library.tokenizer.encode("48 ([<", add_special_tokens=False).tokens == ["4", "8", "Ġ", "(", "[", "<"]
+    for task in tasks.TASKS:
+        for posed in islice(tasks.problems(task, 0, True), 20):
+            assert library.encode(posed.prompt) + library.encode(posed.answer) == library.encode(
+                posed.prompt + posed.answer
+            )
+
+
+def test_needles_are_in_the_text(library: reasoning_text.Library) -> None:
+    for prompt, answer in islice(reasoning_text.needles(library, 0, True, 256), 20):
+        text = library.decode(prompt)
+        codes = dict(re.findall(r"The code of (\w+) is (\d{4})\.", text))
+        asked = text.rsplit("the codes of ", 1)[1].split("?")[0].split(" and ")
+        assert library.decode(answer) == "".join(f" {codes[word]}" for word in asked)
+        assert len(codes) == reasoning_text.HIDDEN and len(prompt) + len(answer) <= 256
+
+
+# Training
+
+
+def test_batches_are_whole_rows_of_every_length(library: reasoning_text.Library) -> None:
+    made = training.Posing(library, 400, 0).collect()
+    assert (np.diff(made.length) >= 0).all() and made.length[-1] <= reasoning_text.CONTEXT
+    stream = training.batches(library, made, training.SMALLEST_PART, 0, CPU)
+    seen = set()
+    for parts in islice(stream, 6):
+        for batch in parts:
+            assert batch.noisy.numel() == training.SMALLEST_PART
+            seen.add(batch.noisy.shape[1])
+            hidden = batch.noisy != batch.clean
+            assert (batch.noisy[hidden] == MASK).all() and (batch.clean[:, 0] == BOS).all() and not hidden[:, 0].any()
+            assert hidden[batch.weight > 0].all()
+    assert seen == {length for lengths in training.LENGTHS for length in lengths}
+
+
+def test_masks_look_as_they_do_when_blocks_are_written() -> None:
+    tokens = torch.full((4000, 128), 9)
+    start, end = torch.full((4000,), 20), torch.full((4000,), 90)
+    tokens[:, 89:] = EOS
+    noisy, _, weight = training.masked(tokens, start, end, torch.Generator().manual_seed(0))
+    hidden = noisy == MASK
+    assert 0.8 < (~hidden[:, :20].any(1)).float().mean() < 0.9  # the prompt is there
+    blocks = {first: hidden[:, first + 32 :].all(1) & ~hidden[:, :first].any(1) for first in (20, 52, 84)}
+    assert all(some.float().mean() > 0.1 for some in blocks.values())
+    assert weight.sum() == pytest.approx(1, abs=0.15)
+    text = training.masked(tokens, start * 0, start * 0 + 128, torch.Generator().manual_seed(0))
+    assert text.weight.sum() == pytest.approx(1, abs=0.1) and not (text.noisy[:, 0] == MASK).any()
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_the_layers_as_trained_compute_what_the_network_computes(kv_heads: int) -> None:
+    network = LLaDA(replace(TINY, n_kv_heads=kv_heads))
+    network.initialize_weights()
+    tokens, weight = torch.randint(3, VOCABULARY, (3, 40)), torch.rand(3, 40)
+    batch = training.Batch(tokens, tokens.flip(1), weight)
+    losses = F.cross_entropy(network(tokens).flatten(0, 1), batch.clean.flatten(), reduction="none")
+    torch.testing.assert_close(training.Layers(network, False).loss(batch), (losses * weight.flatten()).sum())
+
+
+def test_training_goes_on_from_a_checkpoint(checkpoint: Path, library: reasoning_text.Library, tmp_path: Path) -> None:
+    still = replace(SETTINGS, lr=0.0, ema=0.0)
+    again = training.train_small(library, TINY, still, CPU, 400, start=checkpoint)
+    stored = load(str(checkpoint)).network.state_dict()
+    for name, value in again.state.items():
+        assert torch.equal(value.bfloat16(), stored[name].bfloat16()), name
+    training.save(tmp_path, again, TINY, still, library, start=checkpoint)
+    assert json.loads((tmp_path / "loss.json").read_text())["before"]["steps"] == 1
+
+
+def test_a_batch_that_does_not_divide_is_refused(library: reasoning_text.Library) -> None:
+    with pytest.raises(UsageError, match="multiple of 12288"):
+        training.train_small(library, TINY, replace(SETTINGS, batch=1000), CPU, 4)
+
+
+def test_the_shipped_model_fits_into_sixty_megabytes() -> None:
+    with torch.device("meta"):
+        assert 2 * sum(p.numel() for p in LLaDA(training.SHIPPED).parameters()) < 60e6
+
+
+# Evaluation
+
+
+@pytest.fixture
+def network() -> LLaDA:
+    torch.manual_seed(1)
+    made = LLaDA(TINY).requires_grad_(False)
+    for parameter in made.parameters():
+        if parameter.dim() == 2:
+            parameter.normal_(std=0.4)
+    made.parts()[-1].weight.mul_(4)  # some tokens are likely, others are not
+    return made
+
+
+def prompts_of(library: reasoning_text.Library) -> list[list[int]]:
+    return [[BOS, *library.encode(one.prompt)] for one in islice(tasks.problems("sort", 3, True), 4)]
+
+
+def test_full_inference_is_the_package_s(network: LLaDA, library: reasoning_text.Library) -> None:
+    prompts = prompts_of(library)
+    expected = generate_tokens(network, prompts, steps=64, length=64, block_length=32, stop_at_eos=True)
+    written = evaluation.write_full(network, prompts, 64)
+    assert written.tokens == [evaluation.until_end(row) for row in expected.tolist()]
+
+
+def test_threshold_decoding_is_the_rule_row_by_row(network: LLaDA, library: reasoning_text.Library) -> None:
+    prompts = prompts_of(library)
+    written = evaluation.write_by_threshold(network, prompts, 64)
+    for prompt, answer, steps in zip(prompts, written.tokens, written.steps, strict=True):
+        row, count = [*prompt, *[MASK] * 64], 0
+        for first in (len(prompt), len(prompt) + 32):
+            while MASK in row[first : first + 32] and EOS not in row[len(prompt) : first]:
+                chances = network(torch.tensor([row]))[0].index_fill(-1, torch.tensor([MASK]), -torch.inf).softmax(-1)
+                best = {i: chances[i].max().item() for i in range(first, first + 32) if row[i] == MASK}
+                for i, chance in best.items():
+                    if chance > 0.9 or i == max(best, key=lambda place: best[place]):
+                        row[i] = int(chances[i].argmax())
+                count += 1
+        body = row[len(prompt) :]
+        assert answer == evaluation.until_end([EOS if token == MASK else token for token in body]) and steps == count
+    assert min(written.steps) < 60  # some steps wrote several
+
+
+def test_intervals_and_verdicts() -> None:
+    assert evaluation.interval(80, 100) == (0.7112, 0.8666)
+    assert [evaluation.verdict(share) for share in (0.99, 0.8, 0.3)] == [
+        "cannot tell: saturated",
+        "can tell",
+        "cannot tell: too hard",
+    ]
+
+
+def test_evaluation_writes_what_benchmarks_need(
+    checkpoint: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "levels", lambda: [("sums", 4, "digits"), ("needles", 256, "tokens")])
+    monkeypatch.setattr(evaluation, "STORED", 2)
+    monkeypatch.setattr(evaluation, "TEXT_LENGTH", 32)
+    result = evaluation.evaluate(checkpoint, data, 2, CPU, 0, 4096, tmp_path, dtype=torch.float32)
+    assert set(result["tasks"]) == {"sums-4", "needles-256"}
+    stored = json.loads((tmp_path / "problems.json").read_text())
+    assert set(stored["problems"]) == {"sums-4", "needles-256", "text"} and stored["lengths"]["sums-4"] == 32
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "| sums | 4 digits | 32 |" in card and "PSF licence" in card
+    assert "add: " in (tmp_path / "samples.txt").read_text(encoding="utf-8")
+    late = evaluation.evaluate(checkpoint, data, 2, CPU, 0, 4096, tmp_path, seconds=0.0, dtype=torch.float32)
+    assert not late["tasks"]
+
+
+def test_configs_that_are_too_short_are_refused() -> None:
+    with pytest.raises(UsageError, match="1024"):
+        training.parse_config(
+            json.dumps(vars(LLaDAConfig(mask_token_id=MASK, eos_token_id=EOS, max_sequence_length=512))), 1024
+        )
