@@ -85,7 +85,7 @@ def library(data: Path) -> reasoning_text.Library:
 
 @pytest.fixture(scope="module")
 def checkpoint(folder: Path, library: reasoning_text.Library) -> Path:
-    trained = training.train_small(library, TINY, SETTINGS, CPU, 400)
+    trained = training.train_small(library, TINY, SETTINGS, CPU, 120)
     training.save(folder / "model", trained, TINY, SETTINGS, library)
     return folder / "model"
 
@@ -214,7 +214,7 @@ def test_needles_are_in_the_text(library: reasoning_text.Library) -> None:
 
 
 def test_batches_are_whole_rows_of_every_length(library: reasoning_text.Library) -> None:
-    made = training.Posing(library, 400, 0).collect()
+    made = training.Posing(library, 120, 0).collect()
     assert (np.diff(made.length) >= 0).all() and made.length[-1] <= reasoning_text.CONTEXT
     stream = training.batches(library, made, training.SMALLEST_PART, 0, CPU)
     seen = set()
@@ -234,7 +234,7 @@ def test_masks_look_as_they_do_when_blocks_are_written() -> None:
     tokens[:, 89:] = EOS
     noisy, _, weight = training.masked(tokens, start, end, torch.Generator().manual_seed(0))
     hidden = noisy == MASK
-    assert 0.8 < (~hidden[:, :20].any(1)).float().mean() < 0.9  # the prompt is there
+    assert 0.87 < (~hidden[:, :20].any(1)).float().mean() < 0.94  # the prompt is there
     blocks = {first: hidden[:, first + 32 :].all(1) & ~hidden[:, :first].any(1) for first in (20, 52, 84)}
     assert all(some.float().mean() > 0.1 for some in blocks.values())
     assert weight.sum() == pytest.approx(1, abs=0.15)
@@ -254,7 +254,7 @@ def test_the_layers_as_trained_compute_what_the_network_computes(kv_heads: int) 
 
 def test_training_goes_on_from_a_checkpoint(checkpoint: Path, library: reasoning_text.Library, tmp_path: Path) -> None:
     still = replace(SETTINGS, lr=0.0, ema=0.0)
-    again = training.train_small(library, TINY, still, CPU, 400, start=checkpoint)
+    again = training.train_small(library, TINY, still, CPU, 120, start=checkpoint)
     stored = load(str(checkpoint)).network.state_dict()
     for name, value in again.state.items():
         assert torch.equal(value.bfloat16(), stored[name].bfloat16()), name
@@ -330,8 +330,9 @@ def test_evaluation_writes_what_benchmarks_need(
     monkeypatch.setattr(evaluation, "levels", lambda: [("sums", 4, "digits"), ("needles", 256, "tokens")])
     monkeypatch.setattr(evaluation, "STORED", 2)
     monkeypatch.setattr(evaluation, "TEXT_LENGTH", 32)
+    monkeypatch.setattr(evaluation, "TEXT_ROWS", 2)
     result = evaluation.evaluate(checkpoint, data, 2, CPU, 0, 4096, tmp_path, dtype=torch.float32)
-    assert set(result["tasks"]) == {"sums-4", "needles-256"}
+    assert set(result["tasks"]) == {"sums-4", "needles-256"} and result["text_loss"] > 0
     stored = json.loads((tmp_path / "problems.json").read_text())
     assert set(stored["problems"]) == {"sums-4", "needles-256", "text"} and stored["lengths"]["sums-4"] == 32
     card = (tmp_path / "README.md").read_text(encoding="utf-8")

@@ -110,7 +110,7 @@ def text_loss(network: LLaDA, corpus: Corpus, count: int, batch: int, seed: int)
         order = torch.rand(count, LONG - 1, generator=generator).argsort(1)
         hidden = F.pad(order < hidden_count, (1, 0), value=False)
         for rows, mask in zip(clean.split(batch), hidden.split(batch), strict=True):
-            logits = network(rows.masked_fill(mask, MASK).to(device))
+            logits = network(rows.masked_fill(mask, MASK).to(device)).float()
             losses = F.cross_entropy(logits.flatten(0, 1), rows.to(device).flatten(), reduction="none")
             total += losses[mask.flatten().to(device)].sum().item() / hidden_count
     return total / (LEVELS * count)

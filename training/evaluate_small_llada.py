@@ -17,8 +17,8 @@ import numpy as np
 import torch
 import typer
 from card import table, training_section, versions
-from evaluate_llada import until_end
-from llada_text import BOS, EOS, MASK, Problem
+from evaluate_llada import text_loss, until_end
+from llada_text import BOS, EOS, MASK, Corpus, Problem
 from loop import default_device, run
 from reasoning_tasks import TASKS, Posed, problems, right
 from reasoning_text import CONTEXT, DEFAULT_PATH, NEEDLE_LEVELS, Library, load, needles, starts_of
@@ -38,6 +38,7 @@ TELLING = (0.6, 0.95)  # accuracies of full inference between which schedules ca
 STORED = 200  # problems of each level in problems.json
 SHOWN = 3  # problems of each level in samples.txt
 PROMPT_LENGTH, TEXT_LENGTH, CONTINUATIONS = 64, 128, 6
+TEXT_ROWS = 128  # of held-out books, for the loss
 Z = 1.96  # of a 95 % interval
 
 
@@ -269,12 +270,15 @@ def evaluate(
     prompts = [one.prompt for one in texts[:: max(len(texts) // CONTINUATIONS, 1)]][:CONTINUATIONS]
     for prompt, tokens in zip(prompts, write_full(network, prompts, TEXT_LENGTH).tokens, strict=True):
         shown.append(f"{library.decode(prompt)}【{library.decode(tokens)}】\n")
+    books = Corpus(library.train["books"], library.held_out["books"], library.tokenizer)
     made = provenance(device, seed=seed, data=data.name)
     result = {
         "problems": count,
         "block_length": BLOCK,
         "threshold": THRESHOLD,
         "telling": TELLING,
+        "text_loss": text_loss(network, books, TEXT_ROWS, TEXT_ROWS, seed),
+        "text_rows": TEXT_ROWS,
         "precision": str(dtype).removeprefix("torch."),
         "seconds": round(perf_counter() - began, 1),
         "tasks": dict(sorted(record.items())),
@@ -377,6 +381,7 @@ def evaluation_section(record: dict[str, Any]) -> str:
         "Problems": f"{record['problems']} of each level, none of them trained on",
         "Full inference": f"one token a step, the likeliest, blocks of {record['block_length']}, {record['precision']}",
         "Threshold": f"every token of the block above {record['threshold']}, at least one",
+        "Held-out books": f"{record['text_loss']:.3f} nats a token at most, on {record['text_rows']:,} rows",
         "Device": made["hardware"],
         **versions(made),
     }
