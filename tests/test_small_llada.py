@@ -333,6 +333,7 @@ def test_evaluation_writes_what_benchmarks_need(
     monkeypatch.setattr(evaluation, "TEXT_ROWS", 2)
     result = evaluation.evaluate(checkpoint, data, 2, CPU, 0, 4096, tmp_path, dtype=torch.float32)
     assert set(result["tasks"]) == {"sums-4", "needles-256"} and result["text_loss"] > 0
+    assert result["tasks"]["sums-4"]["full"]["right"] == "00"
     stored = json.loads((tmp_path / "problems.json").read_text())
     assert set(stored["problems"]) == {"sums-4", "needles-256", "text"} and stored["lengths"]["sums-4"] == 32
     card = (tmp_path / "README.md").read_text(encoding="utf-8")

@@ -180,7 +180,7 @@ def measured(library: Library, task: str, asked: Sequence[Question], written: Wr
     return {
         "accuracy": sum(good) / len(good),
         "interval": interval(sum(good), len(good)),
-        "right": [int(each) for each in good],
+        "right": "".join("1" if each else "0" for each in good),  # problem by problem, for paired comparisons
         "steps": sum(written.steps) / len(good),
         "tokens_per_step": tokens / sum(written.steps),  # up to the end-of-text
         "positions_per_step": sum(written.positions) / sum(written.steps),  # with the padding of the last block
@@ -263,7 +263,7 @@ def evaluate(
         )
         shown.append(f"## {name}: {one['accuracy']:.1%} right\n")
         for i in range(min(SHOWN, count)):
-            expected = "right" if one["right"][i] else f"wrong, not【{asked[i].posed.answer}】"
+            expected = "right" if one["right"][i] == "1" else f"wrong, not【{asked[i].posed.answer}】"
             shown.append(f"{asked[i].posed.prompt}【{library.decode(full.tokens[i])}】 {expected}\n")
     texts = continuations(library, STORED)
     shown.append("## Held-out books continued\n")
