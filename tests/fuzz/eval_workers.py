@@ -170,12 +170,20 @@ def _fill_disk(at: int) -> None:
     Path.write_bytes = write  # type: ignore[method-assign]
 
 
-def kill_one(place: Place, rng: random.Random, world: int, name: str) -> bool:
-    """One of the processes is killed at a random moment. Returns whether that came before its end."""
+def kill_one(place: Place, rng: random.Random, world: int, name: str, tries: int = 20) -> bool:
+    """One of the processes is killed at a random moment before its end. Returns whether that could be met."""
     output = place.folder / name
-    moment = rng.uniform(0, 0.9 * place.seconds[world])
-    first = place.run(output, world, kill=(rng.randrange(world), moment))
-    assert set(first.statuses) <= {0, -signal.SIGKILL}, first
+    for turn in range(tries):
+        moment = rng.uniform(0, place.seconds[world])
+        first = place.run(output, world, kill=(rng.randrange(world), moment))
+        assert set(first.statuses) <= {0, -signal.SIGKILL}, first
+        if first.failed or turn == tries - 1:
+            break
+        place.check(output, [first])  # it had ended already
+        place.seconds[world] *= 0.9
+        shutil.rmtree(output)
+        place._log(output).unlink()
+    place.seconds[world] *= 1.05
     second = place.run(output, world)
     assert second.statuses == [0] * world, second
     place.check(output, [first, second])

@@ -16,7 +16,7 @@ from torch import nn
 
 from tenuto.errors import CheckpointError, TenutoError, first_line
 from tenuto.files import read_json
-from tenuto.models.architecture import Architecture, ConfigError, NoiseLevels
+from tenuto.models.architecture import Architecture, ConfigError, NoiseLevels, check_size
 from tenuto.scheduling.schedule import Schedule
 from tenuto.scoring.checkpoint import (
     Checkpoint,
@@ -171,6 +171,7 @@ def open_model(name: str) -> Stored:
     family = _family(checkpoint)
     try:
         config, labels = _config(checkpoint, family)
+        check_size(config)
         with torch.device("meta"):
             expected = {key: tuple(value.shape) for key, value in family.network(config).state_dict().items()}
     except ConfigError as error:

@@ -77,6 +77,22 @@ class Architecture:
         return self.read_config(values) if self.read_config else config_from_fields(self.config, values)
 
 
+LAYERS = ("depth", "n_layers", "num_hidden_layers")
+WIDTHS = ("hidden_size", "d_model", "embed_dim")
+MOST_LAYERS, MOST_BYTES = 10_000, 2**44
+
+
+def check_size(config: Any) -> None:
+    """Refuse a network that no machine holds, before anything of it is made."""
+    layers = max((getattr(config, name) for name in LAYERS if isinstance(getattr(config, name, None), int)), default=1)
+    width = max((getattr(config, name) for name in WIDTHS if isinstance(getattr(config, name, None), int)), default=1)
+    size = getattr(config, "input_size", getattr(config, "img_size", 1))
+    tokens = (size // max(1, getattr(config, "patch_size", 1))) ** 2 if isinstance(size, int) else 1
+    least = 4 * width * (4 * layers * width + tokens)  # bytes: attention alone, and a table of positions
+    if layers > MOST_LAYERS or least > MOST_BYTES:
+        raise ConfigError(f"{layers:,} layers of width {width:,} take {least / 2**30:,.0f} GiB at least")
+
+
 def config_from_fields(config: type[Any], values: Mapping[str, Any]) -> Any:
     """A config from a JSON object with its fields, each of the type of its default."""
     known = {field.name for field in fields(config)}

@@ -3,13 +3,15 @@
 A pipeline says how many steps it takes only when its loop begins. So that is where a generation begins here: the loop
 asks the pipeline for its progress bar, the number of evaluations is known, and a schedule is made for it, or taken from
 the last time. The scheduler's `step` ends a step. Calls of the denoiser within one step (with the prompt, without it)
-are lanes: each has held outputs of its own. What evaluates the denoiser outside of such a loop gets it as it is.
+are lanes: each has held outputs of its own. What evaluates the denoiser outside of such a loop gets it as it is; and so
+does a callback, which runs after the scheduler's step and before the loop goes on.
 
 A bare denoiser has no such loop: each of its calls is one step, and its user says when the next generation begins.
 
 Steps are counted on the host: nothing is read from the device.
 """
 
+import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -32,6 +34,12 @@ from tenuto.runtime.course import Course, adds_noise, course_for
 from tenuto.runtime.executor import Executor, Generation
 from tenuto.scheduling.schedule import Schedule
 
+# Pipelines whose loop does something else than evaluate a network and step a scheduler, in turns.
+REFUSED = {
+    "StableDiffusionPanoramaPipeline": "it steps its scheduler several times at each timestep, once for each view",
+    "StableDiffusionSAGPipeline": "it reads the attention maps of every evaluation, so none can be left out",
+}
+
 
 @dataclass(frozen=True)
 class Lane:
@@ -43,7 +51,11 @@ class Lane:
     generation: Generation | None
 
     def goes_on(self, step: int, shape: tuple[int, ...] | None) -> bool:
-        return shape == self.shape and (self.generation is None or self.start + self.generation.step == step)
+        if shape != self.shape:
+            return False
+        if self.generation is None or self.schedule is None:
+            return True
+        return self.start + self.generation.step == step < self.start + self.schedule.steps
 
 
 class Loop:
@@ -56,6 +68,8 @@ class Loop:
         self.first = first
         self.course = course
         self.in_full = ""  # why everything is computed, if it is
+        self.told_to_go_on = False  # whether the loop says when a step is over, callbacks included
+        self.outside = False  # between the scheduler's step and the loop's going on: callbacks run
         self.step = 0
         self.lanes: dict[tuple[str, int], Lane] = {}
         self.evaluations: list[Evaluation] = []
@@ -64,6 +78,11 @@ class Loop:
     def advance(self) -> None:
         self.step += 1
         self._calls.clear()
+        self.outside = self.told_to_go_on
+
+    def go_on(self) -> None:
+        """The loop goes on with its next step: callbacks are over."""
+        self.outside = False
 
     def evaluate(self, denoiser: Denoiser, full: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """One call of a denoiser; `full` is the call as it was."""
@@ -110,14 +129,16 @@ class Loop:
 
 
 class Watched:
-    """A progress bar that is looped over; it says when the loop is over."""
+    """A progress bar that is looped over; it says when the loop goes on, and when it is over."""
 
-    def __init__(self, bar: Any, finish: Callable[[], None]) -> None:
-        self._bar, self._finish = bar, finish
+    def __init__(self, bar: Any, go_on: Callable[[], None], finish: Callable[[], None]) -> None:
+        self._bar, self._go_on, self._finish = bar, go_on, finish
 
     def __iter__(self) -> Iterator[Any]:
         try:
-            yield from self._bar
+            for one in self._bar:
+                self._go_on()
+                yield one
         finally:
             self._finish()
 
@@ -135,10 +156,13 @@ class Enabled:
         self.pipe = pipe
         self.request = request
         self.last: Loop | None = None
-        self._loops: dict[int, Loop] = {}  # by thread: each draws its own picture
+        self._loops: dict[int, list[Loop]] = {}  # by thread; the last is the innermost: a callback may draw, too
         self._watched: list[Any] = []  # the schedulers, because a pipeline may be given another one meanwhile
         self._said: set[str] = set()
         self._stack = ExitStack()
+        if reason := REFUSED.get(type(pipe).__name__):
+            raise UsageError(f"A {type(pipe).__name__} cannot be served: {reason}.")
+        self._says_update = "progress_bar.update()" in source_of(type(pipe))
         self.denoisers = [Denoiser(getattr(pipe, name), name, request, self._warn) for name in names_in(pipe)]
         try:
             for denoiser in self.denoisers:
@@ -165,16 +189,22 @@ class Enabled:
 
     def _begin(self, original: Callable[..., Any], iterable: Any = None, total: int | None = None, **look: Any) -> Any:
         """The pipeline asks for its progress bar: its loop begins."""
-        loop = self._start(evaluations_of(self.pipe, iterable, total))
+        steps = evaluations_of(self.pipe, iterable, total)
         bar = original(iterable, total, **look)
+        if steps < 1:
+            return bar  # an image-to-image loop that rounds to no step: there is nothing to run
+        loop = self._start(steps)
         finish = partial(self._finish, get_ident(), loop)
         if iterable is not None:
-            return Watched(bar, finish)
+            loop.told_to_go_on = True
+            return Watched(bar, loop.go_on, finish)
+        if self._says_update and self.pipe.scheduler.order == 1:
+            loop.told_to_go_on = True
+            vars(bar)["update"] = partial(_before, loop.go_on, bar.update)
         vars(bar)["close"] = partial(_after, bar.close, finish)
         return bar
 
     def _start(self, steps: int) -> Loop:
-        self._loops.pop(get_ident(), None)
         for denoiser in self.denoisers:
             denoiser.check(getattr(self.pipe, denoiser.name))
         scheduler, given = self.pipe.scheduler, self.request.given
@@ -192,7 +222,11 @@ class Enabled:
             )
         self._watch(scheduler)
         course = course_for(schedules, scheduler, steps, first)
-        loop = self._loops[get_ident()] = self.last = Loop(scheduler, steps, first, course)
+        loop = self.last = Loop(scheduler, steps, first, course)
+        open_loops = self._loops.setdefault(get_ident(), [])
+        if open_loops and not open_loops[-1].outside:  # which ended without a word: nothing of it goes on
+            open_loops.pop().forget()
+        open_loops.append(loop)
         if any(one is not None and not one.active.all() for one in schedules) and adds_noise(scheduler):
             self._compute_in_full(loop)
         return loop
@@ -207,9 +241,17 @@ class Enabled:
         )
 
     def _finish(self, thread: int, loop: Loop) -> None:
-        if self._loops.get(thread) is loop:
-            del self._loops[thread]
+        mine = self._loops.get(thread, [])
+        if loop in mine:
+            mine.remove(loop)
+        if not mine:
+            self._loops.pop(thread, None)
         loop.forget()
+
+    def _current(self) -> Loop | None:
+        """The loop of this thread that is being run; None in a callback, and where there is none."""
+        mine = self._loops.get(get_ident())
+        return mine[-1] if mine and not mine[-1].outside else None
 
     def _watch(self, scheduler: Any) -> None:
         if not any(scheduler is known for known in self._watched):
@@ -218,7 +260,7 @@ class Enabled:
 
     def _stepped(self, scheduler: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        loop = self._loops.get(get_ident())
+        loop = self._current()
         if loop is not None and loop.scheduler is scheduler:
             if kwargs.get("eta") and loop.holds:  # of DDIM: noise is added at each step
                 self._compute_in_full(loop)
@@ -226,7 +268,7 @@ class Enabled:
         return result
 
     def _evaluate(self, denoiser: Denoiser, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        loop = self._loops.get(get_ident())
+        loop = self._current()
         return original(*args, **kwargs) if loop is None else loop.evaluate(denoiser, original, *args, **kwargs)
 
 
@@ -283,9 +325,22 @@ class Bare:
         self._shape = tuple(sample.shape)
 
 
+def _before(first: Callable[[], None], then: Callable[..., Any], *args: Any) -> Any:
+    first()
+    return then(*args)
+
+
 def _after(first: Callable[[], Any], then: Callable[[], None]) -> None:
     first()
     then()
+
+
+def source_of(pipeline: type) -> str:
+    """The code of a pipeline's call, where it can be read."""
+    try:
+        return inspect.getsource(pipeline.__call__)
+    except (OSError, TypeError):
+        return ""
 
 
 def timesteps_of(scheduler: Any) -> int:

@@ -305,16 +305,18 @@ def _lock(path: Path, wait: bool) -> Iterator[bool]:
         yield held
 
 
-def _opened(path: Path) -> TextIO:
+def _opened(path: Path, tries: int = 100) -> TextIO:
     """Another process may be removing the directory; then it is made again."""
-    while True:
+    for left in reversed(range(tries)):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             return path.open("a", encoding="utf-8")
-        except FileNotFoundError:
-            continue
         except OSError as error:
-            raise TenutoError(f"Cannot write {path}: {error.strerror or error}.") from error
+            # The directory vanished before the file was opened, or while mkdir looked whether it is a directory.
+            vanished = isinstance(error, FileNotFoundError | FileExistsError)
+            if not left or not vanished:
+                raise TenutoError(f"Cannot write {path}: {error.strerror or error}.") from error
+    raise AssertionError
 
 
 def _notice(sentence: str) -> None:

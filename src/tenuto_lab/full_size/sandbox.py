@@ -279,17 +279,30 @@ def _end(process: subprocess.Popen[bytes], within: Isolation, folder: str) -> No
         if stream:
             with suppress(OSError):
                 stream.close()
-    if not within.own_processes:  # the keeper ends what is below it
-        with suppress(ProcessLookupError):
+    if within.own_processes:
+        # When the first process of a namespace is killed, the system ends all others before its parent hears of it.
+        for one in _children(process.pid):
+            with suppress(OSError):
+                os.kill(one, signal.SIGKILL)
+    else:  # the keeper ends what is below it
+        with suppress(OSError):
             process.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(5)
-    # With the first process of a namespace, all of its processes end.
-    with suppress(ProcessLookupError):
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(5)
+    if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        process.wait()
     if not within.own_processes:  # a program may have killed its keeper
         _end_those_of(folder)
+
+
+def _children(parent: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(path.read_text(errors="replace").rpartition(")")[2].split()[1]) == parent:
+                found.append(int(path.parent.name))
+    return found
 
 
 def _end_those_of(folder: str) -> None:

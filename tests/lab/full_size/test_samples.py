@@ -322,6 +322,21 @@ def test_a_description_that_cannot_be_read_does_not_give_another_job_away(tmp_pa
     assert [first.path(part).read_bytes() for part in first.parts] == before
 
 
+def test_a_folder_that_another_process_removes_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mkdir, errors = Path.mkdir, [FileExistsError(17, "File exists"), FileNotFoundError(2, "No such file")]
+
+    def raced(self: Path, *given: Any, **options: Any) -> None:
+        if self.name == "parts" and errors:
+            raise errors.pop()
+        mkdir(self, *given, **options)
+
+    monkeypatch.setattr(Path, "mkdir", raced)
+    assert len(collected(job_at(tmp_path))) == 400 and not errors
+    (tmp_path / "other").write_text("a file")
+    with pytest.raises(TenutoError, match="Cannot write .*beginning.lock: (File exists|Not a directory)"):
+        Job(tmp_path / "r.json", tmp_path / "other", {}, 4, 2)
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"settings": []}'])
 def test_a_record_that_cannot_be_read_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "record.json").write_text(text)
