@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-gpu floors lint format docs wheel setup clean
+.PHONY: demo test test-gpu floors fuzz lint format docs wheel setup clean
 
 demo: $(VENV)/.ready
 	$(BIN)/tenuto demo --out demo
@@ -19,6 +19,10 @@ test-gpu: setup
 # Tries the lowest versions that pyproject.toml allows, in an environment of their own, and records the outcome.
 floors:
 	$(PYTHON) -m scripts.floors
+
+# Mutated files, thousands of generations, killed workers: a quarter of an hour, recorded in results/fuzz.
+fuzz: setup
+	$(BIN)/python -m tests.fuzz.run
 
 lint: setup
 	$(BIN)/ruff check .

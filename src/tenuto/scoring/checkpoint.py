@@ -167,7 +167,11 @@ def _shard(directory: Path, name: str, index: Path) -> Path:
     if Path(name).is_absolute() or ".." in Path(name).parts or "\\" in name:
         raise CheckpointError(f"{index} names {name!r}, which lies outside of the checkpoint's own folder.")
     file = directory / name
-    if not file.exists():
+    try:
+        there = file.exists()
+    except (OSError, ValueError) as error:  # a name that no file can have
+        raise CheckpointError(f"{index} names a file that cannot be opened: {name[:40]!r}….") from error
+    if not there:
         raise CheckpointError(f"{index} names {name}, which is not there: the checkpoint is incomplete.")
     _check_own(directory, file)
     return file
