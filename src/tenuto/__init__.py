@@ -36,7 +36,7 @@ _HOMES = {
     "load_scores": "tenuto.scoring.scores",
     "TenutoError": "tenuto.errors",
 }
-_MODULES = ("text",)  # tenuto.text is there without being imported
+_MODULES = ("text",)  # tenuto.text needs no import of its own
 __all__ = [
     "MaskedSampling",
     "Model",

@@ -1,4 +1,4 @@
-"""`python -m tenuto`, where the command itself is not on the path."""
+"""`python -m tenuto`, for when the command itself is not on the path."""
 
 from tenuto.cli import main
 

@@ -1,11 +1,11 @@
-"""Is a schedule safe for a model? A few samples are made with it and without, and compared.
+"""Is a schedule safe for a model? A few samples are made with and without the schedule, and compared.
 
 result = check(model, schedule, [0, 7])
 print(result.verdict, result.worst_units()[0])
 
-Pictures are compared with those of the full run. Texts are not: as soon as one greedily chosen token differs, all later
+Pictures are compared with those of the full run. Texts are not: once one greedily chosen token differs, all later
 tokens depend on it, and two texts of equal quality soon share few positions. So a text is judged step by step: of the
-tokens that were written, how many would the full network have written as well, given the same text so far?
+tokens that were written, how many would the full network also have written, given the same text so far?
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ from tenuto.sampling.pictures import generate
 from tenuto.scheduling.refresh import degree_for, like
 from tenuto.scheduling.schedule import Predict, Schedule
 
-AGREE = 0.95  # of the tokens of the worst text, from which on a schedule counts as safe
+AGREE = 0.95  # a schedule is safe if at least this share of the worst text's tokens agree
 PERIODS = (8, 6, 5, 4, 3, 2)  # refresh periods that are tried for a safe one
 LINEAR: Predict = "linear"
 WORDS = (
@@ -49,12 +49,12 @@ DIVERGES = (
 @dataclass(frozen=True)
 class Check:
     schedule: Schedule
-    # Of each sample: the dB of a picture to the full run's (infinite where they are identical), or the share of a
-    # text's tokens that the full network would have written as well.
+    # For each sample. Picture: its PSNR to the full run's picture, in dB (infinite if they are identical). Text: the
+    # share of its tokens that the full network would also have written.
     likeness: tuple[float, ...]
     text: bool
-    # How far off what is held was, relative; 0 where it is computed. [unit, step]: the stream behind a held unit;
-    # [1, step]: the network's output, where that is kept.
+    # Relative errors of held values; 0 where a value is computed. [unit, step]: of the stream after a held unit;
+    # [1, step]: of the network's output, if the schedule keeps the output.
     errors: NDArray[np.float64]
 
     @property
@@ -70,7 +70,7 @@ class Check:
         return _of_texts(self.likeness) if self.text else of_pictures(self.likeness)
 
     def worst_units(self, count: int = 3) -> list[tuple[str, int, float]]:
-        """(unit or "the output", step counted from 1, relative error) where what is held was furthest off."""
+        """The largest errors of held values: (unit or "the output", step counted from 1, relative error)."""
         names = ("the output",) if self.schedule.keep == "output" else self.schedule.units
         order = np.argsort(self.errors, axis=None)[::-1][:count]
         places = [np.unravel_index(i, self.errors.shape) for i in order]
@@ -78,7 +78,7 @@ class Check:
 
 
 def of_pictures(decibels: Sequence[float]) -> str:
-    """In words, how near pictures are to those of the full run."""
+    """Says in words how near pictures are to those of the full run."""
     differing = [value for value in decibels if np.isfinite(value)]
     same = len(decibels) - len(differing)
     if not differing:
@@ -91,7 +91,7 @@ def of_pictures(decibels: Sequence[float]) -> str:
 
 
 def of_two_texts(tokens: Sequence[int], reference: Sequence[int]) -> str:
-    """In words, how far a text follows that of the full run, and what this means."""
+    """Says in words how far a text follows the full run's text, and what this means."""
     pairs = list(zip(tokens, reference, strict=True))
     first = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
     if first is None:
@@ -109,14 +109,14 @@ def _of_texts(shares: Sequence[float]) -> str:
 
 
 class Probing(Executor):
-    """Runs a schedule and also computes what every held value should have been: for looking, not for speed."""
+    """Runs a schedule and also computes the exact value of everything held: to measure errors, not for speed."""
 
     def __init__(self, network: nn.Module, schedule: Schedule) -> None:
         super().__init__(network, schedule, mode="skip")
         self.totals = np.zeros((1, schedule.steps) if schedule.keep == "output" else schedule.active.shape)
         self.generations = 0
         self.inputs: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})  # of the last step
-        self.full: Any = None  # what the full network gives for them
+        self.full: Any = None  # the full network's output for these inputs
 
     def start(self, course: Course | None = None) -> Any:
         self.generations += 1
@@ -182,7 +182,7 @@ def check(
     progress: Callable[[int], object] = lambda samples: None,
     **options: Any,
 ) -> Check:
-    """Samples of what is wanted (classes, captions or prompts), compared with what the full network gives.
+    """Generate samples for `wanted` (classes, captions or prompts) and compare them with the full network's.
 
     options   of the sampler: guidance and solver, or length and block_length
     progress  called with the number of samples after every evaluation, with the schedule and without
@@ -216,7 +216,7 @@ def check(
 def _written_alike(
     probing: Probing, prompts: list[list[int]], sampling: MaskedSampling, progress: Callable[[int], object]
 ) -> tuple[float, ...]:
-    """Of each text, the share of its tokens that the full network would have written, given the same text so far."""
+    """For each text, the share of its tokens that the full network would have written, given the same text so far."""
     if sampling.temperature:
         raise UsageError("A text is checked by its likeliest tokens, so the temperature must be 0.")
     mask: int = probing.network.config.mask_token_id  # type: ignore[attr-defined]
@@ -231,7 +231,7 @@ def _written_alike(
             seeing, unseeing = logits.chunk(2)
             logits = unseeing + (sampling.guidance + 1) * (seeing - unseeing)
         logits[..., mask] = -torch.inf
-        places = (asked[:, None, :] == step.positions[:, :, None]).int().argmax(-1)  # of each written token
+        places = (asked[:, None, :] == step.positions[:, :, None]).int().argmax(-1)  # index of each written token
         guesses = logits.argmax(-1).gather(1, places)
         alike[step.first : step.first + rows] += (guesses == step.tokens).sum(1).cpu()
         written[step.first : step.first + rows] += step.tokens.shape[1]
@@ -241,9 +241,9 @@ def _written_alike(
 
 
 def safe_alternative(check_one: Callable[[Schedule], Check], schedule: Schedule) -> Check | None:
-    """Of the default kind of schedules, the safe one whose work is nearest to that of this schedule; or None.
+    """The safe schedule of the default kind whose work is nearest to this schedule's work; None if none is safe.
 
-    Of two that are as near, the cheaper one. Where a curve was tried, a straight line is tried as well.
+    Of two that are equally near, the cheaper one is taken. Linear extrapolation is tried beside the default degree.
     """
     candidates = [
         like(schedule, every, predict)

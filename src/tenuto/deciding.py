@@ -25,9 +25,9 @@ Policy = Literal["refresh", "rewrite", "lifetimes"]
 
 @dataclass(frozen=True)
 class PolicyKind:
-    """One way to decide: its options besides steps and budget, and whether it reads scores.
+    """A scheduling policy: its options besides steps and budget, and whether it reads scores.
 
-    The function has the policy's name, in the module of that name. It is imported when it is needed.
+    The policy, its function and the function's module share one name. The module is imported when it is needed.
     """
 
     name: str
@@ -57,10 +57,10 @@ def score(
 ) -> Scores:
     """The score of every unit: of a loaded model, or of a checkpoint (name, path, hub id) without building it.
 
-    A diffusers pipeline, or its denoiser (a UNet2DConditionModel, a FluxTransformer2DModel, …), is scored as it is,
-    with the adapters that are switched on, and dequantised.
+    A diffusers pipeline, or its denoiser (a UNet2DConditionModel, a FluxTransformer2DModel, …), is scored with its
+    current weights: dequantised, and with its active adapters.
 
-    In a `journal` (see `journal_of`) finished tensors are noted, so that an interrupted call goes on where it stopped.
+    A `journal` (see `journal_of`) records finished tensors, so that an interrupted call can continue where it stopped.
     """
     if not 0 < eta < math.inf:
         raise UsageError(f"η must be positive and finite, not {eta}.")
@@ -92,13 +92,13 @@ def _score_denoiser(target: Any, **options: Any) -> Scores:
 
 
 def journal_of(path: Path, stored: Stored, eta: float) -> Journal:
-    """Where to note the scoring of a checkpoint; another checkpoint's, η's or version's notes do not count."""
+    """The journal for scoring a checkpoint; entries of another checkpoint, η or version are discarded."""
     files = stored.checkpoint.files_seen()
     return Journal(path, {"version": __version__, "model": stored.name, "eta": eta, "files": files})
 
 
 def subject_of(source: Any) -> Subject:
-    """What a schedule is made for: scores, or a model's units. No weight is read for it."""
+    """What a schedule is made for: scores, or a model's units. This reads no weight."""
     if isinstance(source, Scores | Unscored):
         return source
     if isinstance(source, str | Path):
@@ -123,17 +123,17 @@ def schedule(
     policy: Policy | None = None,
     **options: Any,
 ) -> Schedule:
-    """A schedule for `steps` network evaluations. The budget, or the speed-up, is all that need be said.
+    """A schedule for `steps` network evaluations. Usually a budget or a speed-up is all it needs.
 
-    source   a model: anything that `score` takes, or its scores. Only lifetimes reads scores; it computes them if a
-             model is given
-    budget   share of unit-steps to compute; by default 0.25 (of lifetimes: what tau = 1 gives)
-    speedup  how many times as fast as full inference, instead of a budget
-    policy   refresh: everything computed again every few steps and extrapolated in between; the default for pictures
-             rewrite: the same for text, and held units computed at the positions that matter; the default for text
-             lifetimes: the paper's, each unit computed until its lifetime ends and then held for good
-    options  of the policy, instead of what it would choose: every, opening, closing, predict, keep and correction of
-             refresh; every, blocks, rows and held of rewrite; tau, min_lifetime, predict and keep of lifetimes
+    source   a model: anything that `score` takes, or its scores. Only lifetimes reads scores; if a model is given,
+             lifetimes computes its scores
+    budget   share of unit-steps to compute; by default 0.25 (lifetimes: what tau = 1 gives)
+    speedup  instead of a budget: how many times as fast as full inference
+    policy   refresh: compute everything every few steps, and extrapolate in between; the default for pictures
+             rewrite: the same for text, but compute held units at the positions that matter; the default for text
+             lifetimes: the paper's policy; compute each unit until its lifetime ends, then hold it to the end
+    options  of the policy, instead of its own choices. refresh: every, opening, closing, predict, keep, correction;
+             rewrite: every, blocks, rows, held; lifetimes: tau, min_lifetime, predict, keep
     """
     subject = subject_of(source)
     family = family_of(subject)
@@ -163,7 +163,7 @@ def schedule(
 
 
 def budget_for(speedup: float, held_time: float) -> float:
-    """The share of the work that is left, if what is never held takes this share of the time."""
+    """The budget for a speed-up, if what is never held takes the share `held_time` of the time."""
     if isinstance(speedup, bool) or not isinstance(speedup, int | float) or not 1 <= speedup < math.inf:
         raise UsageError(f"A speed-up is a number from 1 on, not {speedup!r}.")
     budget = (1 / speedup - held_time) / (1 - held_time)
@@ -184,7 +184,7 @@ def family_of(subject: Subject) -> Architecture | None:
 
 
 def advice(made: Schedule, text: bool) -> str | None:
-    """What to say of a schedule that would be sold for more than it is."""
+    """A warning about a schedule that is worth less than it seems; None if there is nothing to warn about."""
     from tenuto.scheduling.refresh import FEW
 
     idle = int((~made.active).all(axis=0).sum())

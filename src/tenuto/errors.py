@@ -1,8 +1,8 @@
-"""What can go wrong by a user's hand. Every message is a sentence: what was wrong, where, and what to do."""
+"""Errors to report to the user. Every message is a sentence: what was wrong, where, and what to do."""
 
 
 class TenutoError(Exception):
-    """Something in the input or the machine keeps us from doing what was asked."""
+    """Something in the input or the machine makes the request impossible."""
 
 
 class UsageError(TenutoError):
@@ -18,5 +18,5 @@ class ScheduleError(TenutoError):
 
 
 def first_line(error: BaseException) -> str:
-    """What another library's error says, as far as it fits into a sentence of ours."""
+    """The first line of another library's error, short enough to quote in our own message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

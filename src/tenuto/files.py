@@ -1,4 +1,4 @@
-"""Reading and writing that cannot leave half a file behind, and JSON that is read strictly."""
+"""Writing that cannot leave half a file behind, and strict reading of JSON."""
 
 import json
 import os
@@ -12,15 +12,15 @@ from typing import Any
 
 from tenuto.errors import TenutoError, first_line
 
-# Files of these kinds beside a model's weights are taken for parts of the model.
+# Files of these kinds beside a model's weights count as parts of the model.
 MODEL_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".model", ".json", ".txt")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path whose content becomes that of `path` when the block ends well, and vanishes when it does not.
+    """A temporary path. If the block succeeds, its content becomes the content of `path`; if not, it is deleted.
 
-    A plain file is replaced at once, so that nobody sees half of it. A link stays a link: the file that it points to is
+    A plain file is replaced at once, so that no one sees half of it. A link stays a link: the file that it points to is
     replaced. A device or a pipe is written to. A read-only file is refused.
     """
     target = _target(path)
@@ -42,7 +42,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _target(path: Path) -> Path | None:
-    """The plain file that is to be replaced; None where `path` is written to instead: a device, a pipe."""
+    """The plain file to replace; None if `path` is a device or a pipe, which is written to instead."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -51,7 +51,7 @@ def _target(path: Path) -> Path | None:
         raise TenutoError(f"Cannot write {path}: {error.strerror or error}.") from error
     if stat.S_ISDIR(mode):
         raise TenutoError(f"Cannot write {path}: it is a directory.")
-    if not mode & 0o222:  # asked of the file itself, because root may write everything
+    if not mode & 0o222:  # look at the file's own mode, because root may write everything
         raise TenutoError(f"Cannot write {path}: it is read-only.")
     if not stat.S_ISREG(mode) or path.is_relative_to("/dev") or path.is_relative_to("/proc"):
         return None
@@ -59,17 +59,17 @@ def _target(path: Path) -> Path | None:
 
 
 def _temporary(path: Path, folder: Path | None, tries: int = 100) -> Path:
-    """A new file for what `path` will hold: in the folder, or where there is none among the machine's own."""
+    """A new file for the future content of `path`: in the folder, or (None) in the system's temporary folder."""
     for left in reversed(range(tries)):
         try:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
-            # A short name: that of the file may be as long as names can be.
+            # A short name, because the file's own name may already have the maximum length.
             handle, name = tempfile.mkstemp(prefix=".tenuto-", suffix=path.suffix[-20:], dir=folder)
             os.close(handle)
             return Path(name)
         except OSError as error:
-            # Another process that looked whether it can write here takes away the folder that it made for that.
+            # Another process may have made the folder to check that it can write here, and removed it again.
             vanished = isinstance(error, FileNotFoundError) or (
                 isinstance(error, FileExistsError) and folder is not None and not folder.exists()
             )
@@ -79,7 +79,7 @@ def _temporary(path: Path, folder: Path | None, tries: int = 100) -> Path:
 
 
 def check_writable(path: Path, reads: Iterable[str | Path] = ()) -> None:
-    """Fail now rather than after the work whose result is to be written there.
+    """Fail now if `path` cannot be written, rather than after the work whose result goes there.
 
     reads  files and folders that the work reads: none of them may be overwritten
     """
@@ -91,13 +91,13 @@ def check_writable(path: Path, reads: Iterable[str | Path] = ()) -> None:
         return
     made = [folder for folder in target.parents if not folder.exists()]
     _temporary(target, target.parent).unlink()
-    with suppress(OSError):  # somebody writes there by now
-        for folder in made:  # the work may yet be refused, and should leave nothing behind
+    with suppress(OSError):  # another process writes there now
+        for folder in made:  # the work may still be refused, and should then leave nothing behind
             folder.rmdir()
 
 
 def _belongs_to(path: Path, source: Path) -> bool:
-    """Whether an existing file is the source itself, or a part of the model in that folder."""
+    """Whether `path` is an existing file that is the source itself, or part of the model in the source folder."""
     if not path.is_file() or not source.exists():
         return False
     if source.is_file():
@@ -107,7 +107,7 @@ def _belongs_to(path: Path, source: Path) -> bool:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether Tenuto wrote a file: those may be written again."""
+    """Whether Tenuto wrote the file; such a file may be overwritten."""
     with suppress(TenutoError):
         record = read_json(path, "file of Tenuto")
         return str(record.get("format", "")).startswith("tenuto.") or "tenuto" in record
@@ -115,7 +115,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
-    """As UTF-8; what has no place there (half a character, of a name that is not UTF-8) becomes a question mark."""
+    """Write UTF-8. What UTF-8 cannot encode (half a character, of a name not in UTF-8) becomes a question mark."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="replace")
 
@@ -125,7 +125,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
-    """The object in a JSON file; `what` says what the file should have been, for the error."""
+    """The object in a JSON file; `what` names the expected kind of file in errors."""
     check_regular(path, what)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -156,7 +156,7 @@ def _umask() -> int:
 
 
 def check_fields(record: object, where: str, fields: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
-    """`record` if it is an object with just these fields, each of its type; else an error that names the culprit."""
+    """`record`, if it is an object with exactly these fields and types; else an error that names the wrong field."""
     if not isinstance(record, dict):
         raise TenutoError(f"{where} should be an object, not a {type(record).__name__}.")
     if unknown := [key for key in record if key not in fields]:

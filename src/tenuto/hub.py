@@ -1,7 +1,7 @@
 """Schedules and score files on the Hugging Face hub: pushed with a card that shows them, pulled by name.
 
-A repository holds one schedule, one score file, or both, under fixed names. What was pulled is used like any other
-file: if weights decided about a schedule, a model with other weights refuses it by its fingerprint.
+A repository holds one schedule, one score file, or both, under fixed names. A pulled file is used like any other
+file. If a schedule was made from weights, its fingerprint tells a model with other weights to refuse it.
 """
 
 import re
@@ -33,7 +33,7 @@ PICTURES: dict[str, tuple[str, Callable[..., None]]] = {
     "scores.json": ("scores.png", save_scores_png),
 }
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
-PLAIN_NAME = re.compile(r"[\w.-]+", re.ASCII)  # which a shell takes for one word
+PLAIN_NAME = re.compile(r"[\w.-]+", re.ASCII)  # a shell reads it as one word
 TAGS = ("tenuto", "diffusion", "acceleration", "caching")
 
 
@@ -46,13 +46,13 @@ def push(
     message: str | None = None,
     token: str | None = None,
 ) -> str:
-    """Put a schedule or a score file into a hub repository, with a card and a picture, in one commit; its address.
+    """Push a schedule or a score file, a card and pictures to a hub repository in one commit; return its address.
 
-    The repository is made if need be. A file of the other kind that is there already stays, and stays on the card.
+    The repository is made if needed. A file of the other kind that it already holds stays, also on the card.
     Without matplotlib (the extra `plots`) the card has no pictures, and a warning says so.
 
-    base_model  the hub id of the weights it was made from; by default the model's name, where that is a hub id
-    private     whether a repository that has to be made is private
+    base_model  the hub id of the weights that the file was made from; by default the model's name, if it is a hub id
+    private     whether a newly made repository is private
     token       by default as the hub's own client finds it: HF_TOKEN, or `hf auth login`
     """
     from huggingface_hub import CommitOperationAdd, HfApi, constants
@@ -85,9 +85,9 @@ def push(
 def pull(
     repository: str, directory: str | Path, *, revision: str | None = None, token: str | None = None
 ) -> list[Path]:
-    """Fetch what a hub repository holds (schedule.json, scores.json) into a directory, read strictly before it is kept.
+    """Fetch schedule.json, scores.json or both from a hub repository into a directory. Both are checked strictly first.
 
-    Offline (HF_HUB_OFFLINE=1) it comes from the cache of an earlier pull.
+    Offline (HF_HUB_OFFLINE=1), the files come from the cache of an earlier pull.
     """
     from huggingface_hub import HfApi, constants
 
@@ -109,7 +109,7 @@ def pull(
 
 
 def read_decision(path: Path) -> tuple[str, Decision]:
-    """A schedule or a score file, and the name it has in a repository."""
+    """Read a schedule or a score file; return its name in a repository, and its content."""
     record = read_json(path, "schedule or score file")
     kind = record.get("format")
     if kind in (SCHEDULE_FORMAT, FIRST_FORMAT):
@@ -124,11 +124,11 @@ def read_decision(path: Path) -> tuple[str, Decision]:
 def card(
     repository: str, decisions: Mapping[str, Decision], base_model: str | None = None, *, pictured: bool = True
 ) -> str:
-    """The README.md of a repository that holds these: what they are for, what they cost, and how to use them.
+    """The README.md of a repository with these files: what they are for, what they cost, and how to use them.
 
-    Whatever comes from the files is escaped, so that a name can neither end a table nor begin a tag.
+    All text from the files is escaped, so that a name can neither end a table nor begin a tag.
 
-    pictured  whether the pictures lie beside it
+    pictured  whether the repository holds the pictures
     """
     model = next(iter(decisions.values())).model
     base_model = base_model or (model if HUB_ID.fullmatch(model) and not Path(model).exists() else None)
@@ -161,24 +161,24 @@ FITS_ANY = "No weight was read to make the schedule, so it fits any weights of t
 
 
 def _facts(decision: Decision) -> dict[str, str]:
-    """What the card says of a file: its facts, with the whole fingerprint and without the maker's folders."""
+    """What the card says about a file: its facts, with the whole fingerprint and without its author's folders."""
     facts = schedule_facts(decision) if isinstance(decision, Schedule) else scores_facts(decision)
     whole = {} if decision.fingerprint is None else {"weights": decision.fingerprint}
     return {**facts, "model": _shown(decision.model), **whole, "made by": f"tenuto {decision.version}"}
 
 
 def _title(name: str, decision: Decision) -> str:
-    """Of a commit."""
+    """The title of a commit."""
     return one_line(f"{name.removesuffix('.json').capitalize()} of {_shown(decision.model)}")
 
 
 def _shown(model: str) -> str:
-    """A model's name without the folders of whoever made the file; a hub id stays whole."""
+    """A model's name without the folders of the file's author; a hub id stays whole."""
     return model if HUB_ID.fullmatch(model) else Path(model).name
 
 
 def _stored(api: Any, repository: str, revision: str | None) -> Iterator[tuple[str, tuple[Path, Decision]]]:
-    """What a repository holds of ours, and where the hub's cache has it."""
+    """Our files in a repository, and their paths in the hub's cache."""
     from huggingface_hub import constants
     from huggingface_hub.utils import EntryNotFoundError, LocalEntryNotFoundError
 
@@ -187,7 +187,7 @@ def _stored(api: Any, repository: str, revision: str | None) -> Iterator[tuple[s
             path = Path(api.hf_hub_download(repository, name, revision=revision))
         except EntryNotFoundError as error:
             if isinstance(error, LocalEntryNotFoundError) and not constants.HF_HUB_OFFLINE:
-                raise  # the hub was not reached, so that nothing is known
+                raise  # the hub was not reached, so the file may exist
             continue
         found, decision = read_decision(path)
         if found != name:
@@ -196,7 +196,7 @@ def _stored(api: Any, repository: str, revision: str | None) -> Iterator[tuple[s
 
 
 def _pictures(decisions: Mapping[str, Decision]) -> dict[str, bytes]:
-    """The pictures of a card, by their names; none, and a warning, where nothing can be drawn."""
+    """The pictures of a card, by name; if they cannot be drawn, none and a warning."""
     drawn = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, decision in decisions.items():
@@ -218,7 +218,7 @@ def _check_id(repository: str) -> None:
 
 @contextmanager
 def _hub_errors(what: str) -> Iterator[None]:
-    """The hub client's many errors as one sentence of ours."""
+    """Turn the hub client's many errors into one sentence of ours."""
     try:
         yield
     except TenutoError:

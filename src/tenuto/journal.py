@@ -1,6 +1,6 @@
-"""Work that can be taken up again: finished pieces are appended to a file beside the result, and read back later.
+"""Work that can be resumed: finished pieces are appended to a file beside the result, and read back later.
 
-A line a piece, so that an interrupt or a full disk costs the piece at hand and nothing before it.
+Each piece is one line, so that an interrupt or a full disk loses only the current piece.
 """
 
 import json
@@ -11,7 +11,7 @@ from tenuto.errors import TenutoError
 
 
 class Journal:
-    """`name -> object` on disk, for one job; what another job wrote, or cannot be read, is not believed."""
+    """`name -> object` on disk, for one job; entries of another job and unreadable entries are ignored."""
 
     def __init__(self, path: Path, job: dict[str, Any]) -> None:
         self.path = path
@@ -31,7 +31,7 @@ class Journal:
             self._write(json.dumps({"job": job}) + "\n")
 
     def get(self, name: str) -> dict[str, Any]:
-        """What was noted under a name, or nothing."""
+        """The entry of a name; empty if there is none."""
         return self._finished.get(name, {})
 
     def note(self, name: str, value: dict[str, Any]) -> None:
@@ -39,7 +39,7 @@ class Journal:
         self._write(json.dumps({name: value}) + "\n")
 
     def done(self) -> None:
-        """The result is safe elsewhere, or the job cannot succeed: nothing is left to take up."""
+        """Delete the journal, because the result is saved elsewhere or the job cannot succeed."""
         self._file.close()
         self.path.unlink(missing_ok=True)
 
@@ -52,7 +52,7 @@ class Journal:
 
 
 def _parsed(line: str) -> dict[str, Any]:
-    """An entry, or nothing for the line that was being written when a job ended."""
+    """The entry in a line; empty if the line is incomplete because the job was interrupted."""
     try:
         entry = json.loads(line)
     except json.JSONDecodeError:

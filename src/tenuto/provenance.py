@@ -16,9 +16,9 @@ from tenuto import __version__
 
 
 def provenance(device: object = None, **extra: Any) -> dict[str, Any]:
-    """What to store beside every result; `extra` adds what is particular to it (a seed, say).
+    """What to store beside every result; `extra` adds entries of this result only (for example a seed).
 
-    `device` is where the work was done; by default the GPU where there is one.
+    `device` is where the work was done; by default the GPU, if there is one.
     """
     return {
         "command": command(),
@@ -39,7 +39,7 @@ def origin(made: Mapping[str, Any]) -> str:
 
 def command() -> str:
     """The command line as one would type it from the project's root."""
-    started = getattr(sys.modules.get("__main__"), "__spec__", None)  # by python -m
+    started = getattr(sys.modules.get("__main__"), "__spec__", None)  # set by python -m
     if started is not None:
         module = started.name.removesuffix(".__main__")
         ours = {"tenuto": ["tenuto"], "tenuto.cli": ["tenuto"], "tenuto_lab": ["tenuto", "lab"]}
@@ -68,7 +68,7 @@ def cpu_name() -> str:
 
 
 def commit() -> str:
-    """The commit this package was run from: of its checkout, or as TENUTO_COMMIT says, or "unknown"."""
+    """The commit that this package runs from: TENUTO_COMMIT, or else its checkout's commit, or else "unknown"."""
     if named := os.environ.get("TENUTO_COMMIT"):
         return named
     here = Path(__file__).parent

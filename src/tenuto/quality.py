@@ -1,15 +1,15 @@
-"""How far pictures are from the ones they should equal."""
+"""How far pictures are from their references."""
 
 import torch
 from torch import Tensor
 
-ALIKE = 30  # dB, from which on differences are hard to see in small pictures
+ALIKE = 30  # dB; from here on, differences in small pictures are hard to see
 
 
 def psnr(images: Tensor, reference: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio of each image in dB, of pictures in [-1, 1] as they would be shown (clamped).
+    """Peak signal-to-noise ratio of each image in dB; values are clamped to [-1, 1], as they would be shown.
 
-    Infinite where an image equals its reference.
+    Infinite if an image equals its reference.
     """
     if images.shape != reference.shape:
         raise ValueError(f"pictures of shape {tuple(images.shape)} cannot be compared with {tuple(reference.shape)}")

@@ -1,12 +1,12 @@
-"""Language models: load one, and have it write, in full or under a schedule.
+"""Language models: load one and generate text, in full or under a schedule.
 
     import tenuto
     model = tenuto.text.load("tiny-llada")
     texts = model.generate(["Tom has 12 apples and buys 7 more. How many apples? Answer:"], budget=0.5, length=16)
     print(texts[0], texts.summary())
 
-LLaDA and Dream alike. Schedules are made for the steps asked for, and what runs them is kept from call to call, so that
-graphs recorded for one prompt serve the next.
+LLaDA and Dream work in the same way. Schedules are made for the given number of steps. Executors are kept between
+calls, so that graphs recorded for one prompt serve the next.
 """
 
 import time
@@ -25,8 +25,8 @@ from tenuto.sampling.masked import Written, block_length_for, encoded, sampling_
 from tenuto.scheduling.schedule import Schedule
 
 LENGTH = 64  # tokens to write
-BLOCK = 32  # tokens of a block, where a text has several
-PAD = 64  # where graphs are recorded, prompts are padded to a multiple of this
+BLOCK = 32  # tokens of a block, if a text has several blocks
+PAD = 64  # if graphs are recorded, prompts are padded to a multiple of this
 
 
 def load(
@@ -37,16 +37,16 @@ def load(
     mode: Mode = "auto",
     compiled: bool = False,
 ) -> "LanguageModel":
-    """A language model: a shipped one, a directory, or a hub id. `mode` and `compiled` are as of an executor."""
+    """A language model: a shipped one, a directory, or a hub id. `mode` and `compiled` are the executor's."""
     return LanguageModel(models.load(name, device=device, dtype=dtype), mode=mode, compiled=compiled)
 
 
 class Texts(list[str]):
-    """What was written, and what it took."""
+    """The texts, and the time and work that they took."""
 
     def __init__(self, texts: Iterable[str], tokens: int, seconds: float, steps: int, work: float) -> None:
         super().__init__(texts)
-        self.tokens = tokens  # of all texts, without their ends
+        self.tokens = tokens  # in all texts, without end-of-text
         self.seconds = seconds
         self.steps = steps
         self.work = work  # share of the unit-steps that the schedule computes
@@ -64,7 +64,7 @@ class Texts(list[str]):
 
 
 class Writing(Iterator[Written]):
-    """Texts while they are written: iterate over what each step writes, or ask for `texts` to have them at once."""
+    """Texts during generation: iterate over what each step writes, or read `texts` to get all of them at once."""
 
     def __init__(self, steps: Generator[Written, None, Tensor], finish: Callable[[Tensor, float], Texts]) -> None:
         self._steps, self._finish = steps, finish
@@ -83,7 +83,7 @@ class Writing(Iterator[Written]):
 
     @property
     def texts(self) -> Texts:
-        """All of it; what is not yet written is written now, and nobody waits for its steps."""
+        """All texts; the remaining steps run now, and what each of them writes is not returned."""
         for _ in self:
             pass
         assert self._texts is not None
@@ -105,20 +105,20 @@ class LanguageModel:
 
     @property
     def chats(self) -> bool:
-        """Whether it has a chat template."""
+        """Whether the model has a chat template."""
         return bool(self.model.tokenizer.chats)
 
     def schedule(
         self, steps: int, *, blocks: int = 1, budget: float | None = None, speedup: float | None = None
     ) -> Schedule:
-        """The schedule for so many steps in so many blocks; made once."""
+        """The schedule for these numbers of steps and blocks; made once and then cached."""
         key = (steps, blocks, budget, speedup)
         if key not in self._schedules:
             self._schedules[key] = deciding.schedule(self.model, steps, blocks=blocks, budget=budget, speedup=speedup)
         return self._schedules[key]
 
     def generate(self, prompts: Sequence[Any], **options: Any) -> Texts:
-        """What it writes after each prompt; the options are those of `stream`."""
+        """What the model writes after each prompt; the options are those of `stream`."""
         return self.stream(prompts, **options).texts
 
     def stream(
@@ -135,16 +135,16 @@ class LanguageModel:
         batch: int = 16,
         **options: Any,
     ) -> Writing:
-        """The same step by step.
+        """`generate`, step by step.
 
         prompts       texts; or conversations, each a list of messages {"role": …, "content": …}
-        budget        share of unit-steps to compute, or `speedup`, how many times as fast as full inference it should
-                      be, or a `schedule` that was made before; with none of them everything is computed
+        budget        share of unit-steps to compute. Instead: `speedup`, how many times as fast as full inference, or a
+                      `schedule` that was made before. With none of the three, everything is computed
         length        tokens to write
         steps         network evaluations. By default the schedule's, or one for each token
-        block_length  tokens finished before the next are begun. By default as the schedule was made, or 32 where that
-                      divides the length, or all of them
-        chat          whether to wrap prompts by the model's chat template
+        block_length  tokens of a block, which is finished before the next one begins. By default the schedule's, or 32
+                      if that divides the length, or all of them
+        chat          whether to wrap prompts in the model's chat template
         options       other fields of `MaskedSampling`: temperature, top_p, remasking, guidance, seed, …
         """
         if sum(one is not None for one in (budget, speedup, schedule)) > 1:

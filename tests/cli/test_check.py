@@ -1,87 +1,9 @@
-"""tenuto check: exact where nothing is held, and its errors are those that were made."""
+"""The command `tenuto check`; what it calls is tested in tests/test_checking.py."""
 
 import json
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import pytest
-import torch
-from torch import Tensor
-
-import tenuto as package
-from tenuto.checking import Check, Probing, check, safe_alternative
-from tenuto.errors import UsageError
-from tenuto.models import Model
-from tenuto.runtime.executor import Executor
-from tenuto.scheduling.schedule import Schedule
 from tests.cli.conftest import Run
-from tests.conftest import random_dit
-
-
-@pytest.fixture
-def loaded(checkpoint: Path) -> Model:
-    return package.load(str(checkpoint))
-
-
-def test_nothing_held_is_exact(loaded: Model) -> None:
-    result = check(loaded, package.schedule(loaded, steps=10, budget=1.0), [0, 1])
-    assert result.likeness == (np.inf, np.inf) and result.safe and not result.errors.any() and not result.worst_units()
-
-
-def test_errors_are_what_the_held_unit_was_off_by() -> None:
-    network = random_dit()
-    units = [f"blocks.{i}.{kind}" for i in range(3) for kind in ("attn", "mlp")]
-    active = np.ones((6, 2), dtype=bool)
-    active[2, 1] = False
-    schedule = Schedule(tuple(units), active, (1.0,) * 6, "constant", "update", "toy", "sha256:toy")
-    seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
-
-    def spy(unit: str, h: Tensor, branch: Any, gate: Any = None) -> Tensor:
-        update = gate() * branch()
-        seen.setdefault(unit, []).append((h, update))
-        return h + update
-
-    given = [(torch.randn(1, 1, 8, 8), torch.tensor([900 - s]), torch.tensor([2])) for s in range(2)]
-    for inputs in given:
-        network(*inputs, residual=spy)
-    (_, old), (h, new) = seen["blocks.1.attn"]
-    probing = Probing(network, schedule)
-    generation = probing.start()
-    for inputs in given:
-        generation(*inputs)
-    assert probing.errors[2, 1] == pytest.approx(float((old - new).norm() / (h + new).norm()), rel=1e-4)
-    assert np.count_nonzero(probing.errors) == 1
-
-
-def test_a_schedule_runs_under_the_probe_as_it_does_without(loaded: Model) -> None:
-    schedule = package.schedule(loaded, steps=10, budget=0.3)
-    want = package.generate(loaded, [0, 3], schedule=schedule)
-    got = package.generate(loaded, [0, 3], executor=Probing(loaded.network, schedule))
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-    with pytest.raises(UsageError, match="not both"):
-        package.generate(loaded, [0], schedule=schedule, executor=Executor(loaded.network, schedule))
-
-
-def test_the_safe_schedule_nearest_to_the_one_asked_for_is_named(loaded: Model) -> None:
-    asked: list[float] = []
-
-    def look(one: Schedule) -> Check:
-        asked.append(one.budget)
-        return Check(one, (35.0 if one.policy["every"] <= 3 else 25.0,), False, np.zeros(one.active.shape))
-
-    for budget in (0.3, 0.6):
-        asked.clear()
-        schedule = package.schedule(loaded, steps=12, policy="lifetimes", budget=budget)
-        better = safe_alternative(look, schedule)
-        assert better is not None and better.schedule.policy["every"] <= 3
-        distances = [abs(one - schedule.budget) for one in asked]
-        assert distances == sorted(distances)
-
-
-def test_nothing_asked_for_is_an_error(loaded: Model) -> None:
-    with pytest.raises(UsageError, match="nothing to compare"):
-        check(loaded, package.schedule(loaded, steps=10), [])
 
 
 def test_check_says_whether_a_schedule_is_safe(tenuto: Run, model: Path, tmp_path: Path) -> None:

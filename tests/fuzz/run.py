@@ -19,13 +19,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
+    made = provenance(seed=asked.seed)  # now, because a fuzzer calls commands of its own
     mutated = files.fuzz(asked.files, asked.seed)
     print(files.line(mutated), flush=True)
     soaked = soak.soak(asked.generations, asked.seed)
     print(soak.line(soaked), flush=True)
     workers = str(eval_workers.fuzz(asked.seed, 600.0, asked.faults))
     print(workers, flush=True)
-    record = {"provenance": provenance(seed=asked.seed), "files": mutated, "soak": soaked, "workers": workers}
+    record = {"provenance": made, "files": mutated, "soak": soaked, "workers": workers}
     write_json(RECORD, record)
     clean = not mutated["bare_exceptions"] and not soaked["stale"] and not soaked["leaked"]
     raise SystemExit(0 if clean else 1)

@@ -170,7 +170,12 @@ def draw(
     }
     call = {**asked, "num_inference_steps": steps, "generator": generator, "output_type": "pt"}
     result = pipe(**{**call, **options})
-    return result.frames if family == "wan" else result.images
+    return tensor(result.frames if family == "wan" else result.images)
+
+
+def tensor(images: Any) -> Tensor:
+    """As DiTPipeline gives them from diffusers 0.41 on; before, it gives arrays, whatever output_type says."""
+    return images if isinstance(images, Tensor) else torch.from_numpy(images).permute(0, 3, 1, 2)
 
 
 def evaluation(family: str) -> dict[str, Any]:

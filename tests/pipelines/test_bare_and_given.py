@@ -27,6 +27,7 @@ from tenuto.scoring.checkpoint import ModuleTensors
 from tenuto.scoring.scores import score_tensors
 from tests.helpers.denoisers import DIT, SD_1, SDXL, inputs, make, make_schedule, run
 from tests.helpers.dit_weights import to_diffusers, to_original
+from tests.helpers.pipelines import tensor
 
 
 @pytest.fixture
@@ -229,9 +230,9 @@ def test_diffusers_dit_and_our_own_agree_under_one_schedule(vae: AutoencoderKL, 
         generator = torch.Generator().manual_seed(0)
         call = {"class_labels": [3, 5], "num_inference_steps": 6, "generator": generator, "output_type": "pt"}
         if schedule is None:
-            return pipe(**call).images
+            return tensor(pipe(**call).images)
         with accelerated(pipe, schedule=schedule):
-            return pipe(**call).images
+            return tensor(pipe(**call).images)
 
     @torch.no_grad()
     def ours_under(schedule: Schedule) -> Tensor:

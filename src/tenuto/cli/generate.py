@@ -80,7 +80,7 @@ def generate(
     """Make pictures or text, with a schedule or without."""
     from tenuto.cli.app import check_device
     from tenuto.files import check_writable
-    from tenuto.models import load
+    from tenuto.models import is_pipeline, load
     from tenuto.sampling.masked import block_length_for, sampling_for
     from tenuto.sampling.pictures import Sampling
     from tenuto.scheduling.schedule import load_schedule
@@ -97,7 +97,7 @@ def generate(
     }
     # The first seed and the work are the same for every kind of model; steps are added when they are known.
     record = Record(output, as_json, {"device": device, "model": model, "seed": seed}, schedule, chosen)
-    if is_pipeline(model):
+    if is_pipeline(Path(model).expanduser()):  # of a hub id only the denoiser is fetched
         _refuse("a diffusers pipeline", model, **drawing, **writing)
         wanted = _captions(model, classes, prompts, count)
         record.take(_needed(output), steps, STEPS, guidance=guidance)
@@ -176,12 +176,6 @@ class Record:
         else:
             work = "" if self.schedule is None else f", {self.schedule.budget:.0%} of the unit-steps computed"
             tell(f"{what} ({facts['seconds']:.1f} s, {self.steps} steps{work})")
-
-
-def is_pipeline(name: str) -> bool:
-    """Whether a name is a diffusers pipeline's directory; of a hub id only the denoiser is fetched."""
-    place = Path(name).expanduser()
-    return (place / "model_index.json").exists() and (place / "unet").is_dir()
 
 
 def _draw(

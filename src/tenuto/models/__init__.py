@@ -63,7 +63,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Model:
-    """A network in memory, with what the schedule and the sampler need to know of it."""
+    """A network in memory, and the facts about it that the schedule and the sampler need."""
 
     name: str
     architecture: Architecture
@@ -71,16 +71,16 @@ class Model:
     labels: tuple[str, ...]
     units: tuple[Unit, ...]
     network: nn.Module
-    stored: Stored | None = None  # the checkpoint that it was loaded from, where it was
+    stored: Stored | None = None  # the checkpoint that the network was loaded from, if there is one
 
     @property
     def path(self) -> Path | None:
-        """Where it was loaded from."""
+        """The file or directory that the model was loaded from, if there is one."""
         return None if self.stored is None else self.stored.path
 
     @cached_property
     def fingerprints(self) -> frozenset[str]:
-        """Of its weights as they are stored, and as they are rounded to the precision they run in. Reads them all."""
+        """The fingerprints of the scored weights: as stored, and in the precision they run in. Reads these weights."""
         scored = {key for unit in self.units for key in unit.tensors()}
         live = fingerprint_of(ModuleTensors(self.network), scored)
         return frozenset({live} if self.stored is None else {live, fingerprint_of(self.stored.checkpoint, scored)})
@@ -91,7 +91,7 @@ class Model:
 
     @cached_property
     def noise(self) -> NoiseLevels | None:
-        """What it was trained with: as its pipeline's scheduler says, where there is one, else as its family was."""
+        """The noise levels of its training: from its pipeline's scheduler config if there is one, else its family's."""
         beside = None if self.path is None else self.path / "scheduler" / "scheduler_config.json"
         if beside is None or self.architecture.noise is None or not beside.exists():
             return self.architecture.noise
@@ -110,14 +110,14 @@ class Model:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """Of a language model: the tokenizer stored beside its weights."""
+        """The tokenizer of a language model, stored beside its weights."""
         from tenuto.models.tokenizer import load_tokenizer
 
         return load_tokenizer(self._directory())
 
     @cached_property
     def text_encoder(self) -> Any:
-        """Of a model that draws from captions: the text encoder stored beside its UNet."""
+        """The text encoder of a model that draws from captions, stored beside its UNet."""
         from tenuto.models.text_encoder import load_text_encoder
 
         return load_text_encoder(self._directory() / "text_encoder").to(self.device)
@@ -136,7 +136,7 @@ def find(name: str) -> Path:
         path = Path(name).expanduser()
         if path.exists():
             return path
-    except (OSError, RuntimeError, ValueError) as error:  # may not be read, no such home, no name of a file at all
+    except (OSError, RuntimeError, ValueError) as error:  # no permission, no such home, or no valid name of a file
         why = error.strerror if isinstance(error, OSError) else error
         raise CheckpointError(f"{name!r} cannot be opened: {why}.") from error
     if name.count("/") == 1 and not name.startswith((".", "/", "~")) and not path.suffix:
@@ -148,10 +148,16 @@ def find(name: str) -> Path:
     )
 
 
+def is_pipeline(place: Path) -> bool:
+    """Whether a directory holds a whole diffusers pipeline, which then draws by itself."""
+    return (place / "model_index.json").exists() and (place / "unet").is_dir()
+
+
 def shipped(name: str) -> Path:
     """Where a shipped model or classifier lies.
 
-    The demo's are part of the package; the others, together too large for one, lie in the project's folder `weights`.
+    The demo's models are part of the package. The others are too large for the package and lie in the project's
+    folder `weights`.
     """
     named = os.environ.get("TENUTO_WEIGHTS")
     folders = [PACKAGE / "weights", *([Path(named)] if named else []), PACKAGE.parents[1] / "weights"]
@@ -165,7 +171,7 @@ def shipped(name: str) -> Path:
 
 
 def open_model(name: str) -> Stored:
-    """Find a checkpoint, tell its architecture, and check every key and shape against it."""
+    """Find a checkpoint, recognise its architecture, and check that every key and shape fits the architecture."""
     path = find(name)
     checkpoint = open_checkpoint(path)
     family = _family(checkpoint)
@@ -214,7 +220,7 @@ def load(name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.d
     with torch.device("meta"):
         network = stored.architecture.network(stored.config)
     network.load_state_dict(state, assign=True)
-    network.to(device)  # what is not stored: tables that were computed
+    network.to(device)  # moves the computed tables, which the checkpoint does not store
     network.eval().requires_grad_(False)
     return Model(stored.name, stored.architecture, stored.config, stored.labels, stored.units, network, stored)
 
@@ -223,7 +229,7 @@ def _family(checkpoint: Checkpoint) -> Architecture:
     if checkpoint.config is not None:
         kind, class_name = checkpoint.config.get("model_type"), checkpoint.config.get("_class_name")
         if isinstance(kind, str):
-            if kind.lower() not in ARCHITECTURES:  # published configs of Dream write it large
+            if kind.lower() not in ARCHITECTURES:  # published configs of Dream write "Dream"
                 raise CheckpointError(
                     f"The config.json of {checkpoint.path} says model_type {kind!r}; known are "
                     f"{', '.join(ARCHITECTURES)}."
@@ -258,7 +264,7 @@ def _config(checkpoint: Checkpoint, family: Architecture) -> tuple[Any, tuple[st
             raise CheckpointError(
                 f"{checkpoint.path} looks like a {family.name}, but has no tensor {error.args[0]}."
             ) from error
-        except ValueError as error:  # a tensor of another rank, or no blocks at all
+        except ValueError as error:  # a tensor has another rank, or there are no blocks
             raise CheckpointError(f"{checkpoint.path} looks like a {family.name}, but its tensors do not.") from error
     given = {key: value for key, value in checkpoint.config.items() if key not in ("model_type", "labels")}
     labels = checkpoint.config.get("labels", [])
@@ -268,17 +274,17 @@ def _config(checkpoint: Checkpoint, family: Architecture) -> tuple[Any, tuple[st
 
 
 def _from_hub(name: str) -> Path:
-    """What a denoiser needs, of a plain repository or of a diffusers pipeline, and nothing else of the latter."""
+    """Fetch only what a denoiser needs, from a plain repository or from a diffusers pipeline."""
     from huggingface_hub import snapshot_download
 
     patterns = [pattern.format(folder) for folder in ("", "unet/", "transformer/") for pattern in HUB_FILES] + list(
         TOKENIZER_FILES
     )
-    # A star matches slashes there, and the other parts of a pipeline are larger than the denoiser.
+    # In the hub's patterns a star also matches slashes. The excluded parts can be larger than the denoiser.
     others = ["vae*/*", "text_encoder*/*", "safety_checker/*", "image_encoder/*"]
     try:
         return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=others))
-    except Exception as error:  # the hub's client has a score of them, and offline mode its own
+    except Exception as error:  # the hub's client raises many kinds, and offline mode its own
         raise TenutoError(
             f"Could not fetch {name} from the hub, and there is no such path here: {first_line(error)}"
         ) from error

@@ -1,4 +1,4 @@
-"""What the package must know of a network family: its config, its module, its units, and what is held of it."""
+"""What the package must know about a network family: its config, module and units, and which parts are held."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -8,7 +8,7 @@ from tenuto.errors import CheckpointError
 from tenuto.scoring.units import Unit
 
 Shapes = Mapping[str, tuple[int, ...]]
-LARGEST = 10_000_000  # of any number in a config: vocabularies are the largest there are
+LARGEST = 10_000_000  # number allowed in a config; the largest real ones are sizes of vocabularies
 
 
 class ConfigError(CheckpointError):
@@ -17,17 +17,17 @@ class ConfigError(CheckpointError):
 
 @dataclass(frozen=True)
 class NoiseLevels:
-    """The β of the diffusion a family is trained with, in diffusers' words."""
+    """The noise levels (β) that a family was trained with, under diffusers' names."""
 
     schedule: str
     start: float
     end: float
     timesteps: int = 1000
-    offset: int = 0  # of DDIM's timesteps
-    ends_clean: bool = True  # whether DDIM's last step goes to no noise at all, or to the least there is
+    offset: int = 0  # added to DDIM's timesteps
+    ends_clean: bool = True  # True: DDIM's last step removes all noise; False: it ends at the lowest noise level
 
     def from_scheduler(self, config: Mapping[str, Any], where: str) -> "NoiseLevels":
-        """As a diffusers scheduler's config says; what it does not say is as here."""
+        """The noise levels in a diffusers scheduler's config; a missing entry keeps its value from here."""
         if (prediction := config.get("prediction_type", "epsilon")) != "epsilon":
             raise ConfigError(
                 f"{where}: the model predicts {prediction!r}, and only predictions of noise are known here"
@@ -45,7 +45,7 @@ class NoiseLevels:
 
 
 def same_names(shapes: Shapes, config: Any) -> Mapping[str, str]:
-    """The network's names are the file's."""
+    """The network and the file use the same names."""
     return {key: key for key in shapes}
 
 
@@ -53,24 +53,24 @@ def same_names(shapes: Shapes, config: Any) -> Mapping[str, str]:
 class Architecture:
     name: str  # `model_type` in config.json
     title: str
-    config: type[Any]  # a frozen dataclass that checks itself; its defaults are the published size named next
-    published: str  # what the config's defaults are
+    config: type[Any]  # a frozen dataclass that checks itself; its defaults have the size that `published` names
+    published: str  # the model whose size the config's defaults have
     network: Callable[[Any], Any]  # config -> nn.Module whose forward takes `residual`
     units: Callable[[Any], tuple[Unit, ...]]  # config -> units, in the order they run
     infer_config: Callable[[Shapes], Any]  # shapes of a bare file -> config
-    signatures: tuple[str, ...]  # for each layout its files come in, a tensor that no other family has
-    asks_for: Literal["class", "caption", "prompt"]  # what one generates from
-    theory: Literal["direct", "partial", "heuristic"]  # how far the paper's argument covers it
+    signatures: tuple[str, ...]  # for each layout of its files, one tensor that no other family has
+    asks_for: Literal["class", "caption", "prompt"]  # the input of a generation
+    theory: Literal["direct", "partial", "heuristic"]  # how far the paper's argument covers the family
     held: str
     live: str
     tested_with: str  # which checkpoints and references its code was run against
-    guidance: float  # by default
+    guidance: float  # the default scale
     held_time: float  # share of an evaluation's time that is left when everything is held (benchmarks/ladder.py)
     noise: NoiseLevels | None = None  # of image models
     remasking: Literal["low_confidence", "margin", "entropy", "random"] = "low_confidence"  # of language models
     class_names: tuple[str, ...] = ()  # `_class_name` in a diffusers config.json
-    read_config: Callable[[Mapping[str, Any]], Any] | None = None  # config.json -> config; None: its own fields
-    # (shapes of a file, config) -> the file's name of each of the network's tensors
+    read_config: Callable[[Mapping[str, Any]], Any] | None = None  # config.json -> config; None: config_from_fields
+    # (shapes of a file, config) -> for each tensor of the network, its name in the file
     stored_names: Callable[[Shapes, Any], Mapping[str, str]] = same_names
 
     def config_from(self, values: Mapping[str, Any]) -> Any:
@@ -83,18 +83,18 @@ MOST_LAYERS, MOST_BYTES = 10_000, 2**44
 
 
 def check_size(config: Any) -> None:
-    """Refuse a network that no machine holds, before anything of it is made."""
+    """Refuse a network that no machine can hold, before any part of it is built."""
     layers = max((getattr(config, name) for name in LAYERS if isinstance(getattr(config, name, None), int)), default=1)
     width = max((getattr(config, name) for name in WIDTHS if isinstance(getattr(config, name, None), int)), default=1)
     size = getattr(config, "input_size", getattr(config, "img_size", 1))
     tokens = (size // max(1, getattr(config, "patch_size", 1))) ** 2 if isinstance(size, int) else 1
-    least = 4 * width * (4 * layers * width + tokens)  # bytes: attention alone, and a table of positions
+    least = 4 * width * (4 * layers * width + tokens)  # bytes of attention and position table alone
     if layers > MOST_LAYERS or least > MOST_BYTES:
         raise ConfigError(f"{layers:,} layers of width {width:,} take {least / 2**30:,.0f} GiB at least")
 
 
 def config_from_fields(config: type[Any], values: Mapping[str, Any]) -> Any:
-    """A config from a JSON object with its fields, each of the type of its default."""
+    """Make a config from a JSON object with its fields; each value must have the type of the field's default."""
     known = {field.name for field in fields(config)}
     if unknown := [key for key in values if key not in known]:
         raise ConfigError(f"it has unknown argument(s) {', '.join(unknown)}")

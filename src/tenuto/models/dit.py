@@ -78,7 +78,7 @@ class DiTConfig:
 
     @property
     def classes(self) -> int:
-        """How many classes can be asked for."""
+        """The number of classes, without the null class."""
         return self.num_classes
 
     @property
@@ -112,7 +112,7 @@ Modulations = tuple[Tensor, Tensor]  # of the blocks [depth, B, 6 D], and of the
 
 
 def _chunks(compute: Callable[[], Tensor], count: int) -> Deferred:
-    """[B, count · D] -> each [B, 1, D], when they are asked for."""
+    """[B, count · D] -> `count` tensors [B, 1, D], computed only when they are used."""
     return Deferred(lambda: compute().unsqueeze(1).chunk(count, dim=-1))
 
 
@@ -176,7 +176,7 @@ class DiT(nn.Module):
     ) -> Tensor:
         """x [B, C, H, W], t [B], y [B] -> the predicted noise (and variance, if learned) [B, out_channels, H, W].
 
-        modulations  what `prepare` gave for this timestep and these classes; t and y are not looked at then
+        modulations  what `prepare` returned for this timestep and these classes; if given, t and y are not used
         """
         if modulations is None:
             c = self.t_embedder(t) + self.y_embedder(y)
@@ -195,19 +195,19 @@ class DiT(nn.Module):
         return cast("list[DiTBlock]", list(self.blocks))
 
     def prepare(self, t: Tensor, y: Tensor) -> list[dict[str, Any]]:
-        """Timesteps [T] and classes [B] are known ahead: what depends on them alone, each layer's by one product.
+        """Compute ahead all that depends only on timesteps [T] and classes [B], with one matrix product per layer.
 
-        For each timestep, what `forward` may be given by name.
+        Returns the keyword arguments for `forward`, one dict per timestep.
         """
         c = F.silu(self.t_embedder(t)[:, None] + self.y_embedder(y)[None])  # [T, B, D]
         blocks = c.new_empty(len(t), len(self.layers), len(y), 6 * c.shape[-1])
-        for i, block in enumerate(self.layers):  # written in place: a list and its stack would take twice as much
+        for i, block in enumerate(self.layers):  # written in place: a list and its stack would take twice the memory
             blocks[:, i] = block.adaLN_modulation[1](c)
         final = self.final_layer.adaLN_modulation[1](c)  # [T, B, 2 D]
         return [{"modulations": (blocks[i], final[i])} for i in range(len(t))]
 
     def prepared_bytes(self, batch: int) -> int:
-        """What `prepare` takes for one timestep."""
+        """The memory that `prepare` takes for one timestep."""
         width = 6 * len(self.blocks) + 2
         return batch * width * self.config.hidden_size * self.pos_embed.element_size()
 
@@ -244,12 +244,12 @@ def units(config: DiTConfig) -> tuple[Unit, ...]:
     return tuple(result)
 
 
-# Heads of the published sizes (S, B, L, XL): the one argument that no tensor's shape tells.
+# Width -> heads of the published sizes (S, B, L, XL). No tensor's shape tells the number of heads.
 HEADS_BY_WIDTH = {384: 6, 768: 12, 1024: 16, 1152: 16}
 
 
 def infer_config(shapes: Mapping[str, tuple[int, ...]]) -> DiTConfig:
-    """The config of a published checkpoint, which comes as a bare file, from its tensors' shapes."""
+    """Infer the config of a published checkpoint from its tensors' shapes, because it is a file without a config."""
     width, channels, patch, _ = shapes["x_embedder.proj.weight"]
     if width not in HEADS_BY_WIDTH:
         raise ConfigError(

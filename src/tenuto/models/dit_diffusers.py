@@ -1,6 +1,6 @@
 """DiT as diffusers stores and runs it: the `transformer` of a DiTPipeline, at the seam.
 
-Units are named as in the original DiT, whose module is `tenuto.models.dit`; weights are under diffusers' names.
+Units have the names of the original DiT (`tenuto.models.dit`); weights have diffusers' names.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from tenuto.runtime.residual import Residual, plain
 from tenuto.scoring.units import Unit
 
 CLASS = "DiTTransformer2DModel"
-FIRST_CLASS = "Transformer2DModel"  # how the first published pipelines call it
+FIRST_CLASS = "Transformer2DModel"  # the name in the first published pipelines
 XL_2: Mapping[str, Any] = {
     "num_attention_heads": 16,
     "attention_head_dim": 72,
@@ -51,7 +51,7 @@ class DiTDiffusersConfig(DiffusersConfig):
 
     @property
     def classes(self) -> int:
-        """How many classes can be asked for."""
+        """The number of classes, without the null class."""
         return int(self.get("num_embeds_ada_norm", 1000))
 
     @property
@@ -64,7 +64,7 @@ class AttachedDiT(Attached):
 
     def __init__(self, config: DiTDiffusersConfig) -> None:
         super().__init__(config)
-        # Its position table is stored in no checkpoint, so it must be there even where the rest waits to be loaded.
+        # No checkpoint stores the position table, so compute it now, even if the weights are still on the meta device.
         old = self.denoiser.pos_embed
         with torch.device("cpu"):
             fresh = type(old)(

@@ -1,7 +1,7 @@
 """Dream (Ye et al., "Dream 7B: Diffusion Large Language Models"): a masked diffusion language model made from Qwen2.5.
 
-Its layers are Qwen2's, but every token attends to every other one. As in the model it was made from, a token is
-predicted one position before it. Parameter names are those of the published checkpoints.
+Its layers are Qwen2's, but every token attends to every other one. As in Qwen2.5, the output at
+one position predicts the next token. Parameter names are those of the published checkpoints.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,8 +21,8 @@ from tenuto.models.language import (
 )
 from tenuto.scoring.units import Unit
 
-CONTEXT = 2048  # tokens it was trained with, prompt and answer; its config has room for those of Qwen2.5
-# What the shared layers call its fields.
+CONTEXT = 2048  # tokens of prompt and answer in training; the config states Qwen2.5's larger limit
+# The shared layers' names of the fields -> Dream's own names.
 OWN_NAMES = {
     "d_model": "hidden_size",
     "n_layers": "num_hidden_layers",
@@ -89,14 +89,14 @@ class DreamConfig:
         return min(self.max_position_embeddings, CONTEXT)
 
 
-# What published configs say besides, and the only values of it that this network implements.
+# Other fields of published configs, and the only values of them that this network implements.
 IMPLEMENTED: Mapping[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "rope_scaling": (None,),
     "use_mrope": (False,),
     "use_sliding_window": (False,),
 }
-# How it was trained, stored or wrapped: nothing of it changes what the network computes.
+# Fields about training, storage and wrapping. They do not change what the network computes.
 WITHOUT_EFFECT = (
     "architectures attention_dropout auto_map bos_token_id dtype initializer_range max_window_layers model_type "
     "pad_token_id sliding_window torch_dtype transformers_version use_cache"
@@ -106,7 +106,7 @@ WITHOUT_EFFECT = (
 def from_published(values: Mapping[str, Any]) -> DreamConfig:
     """The config that a published config.json describes, or an error naming what in it is not implemented."""
     given = own_fields(DreamConfig, values, IMPLEMENTED, WITHOUT_EFFECT)
-    if given.get("num_key_value_heads", 0) is None:  # as many as there are heads
+    if given.get("num_key_value_heads", 0) is None:  # null means: as many as there are heads
         given["num_key_value_heads"] = given.get("num_attention_heads", DreamConfig.num_attention_heads)
     config: DreamConfig = config_from_fields(DreamConfig, given)
     return config
@@ -136,7 +136,7 @@ class DreamLayer(LanguageBlock):
             }
         )
 
-    # What a block's layers are called here.
+    # The names that LanguageBlock uses for these layers.
     attn_norm = property(lambda self: self.input_layernorm)
     q_proj = property(lambda self: self.self_attn["q_proj"])
     k_proj = property(lambda self: self.self_attn["k_proj"])
@@ -200,7 +200,7 @@ ARCHITECTURE = Architecture(
     live="residual stream, embeddings, final norm and head",
     tested_with="transformers' Qwen2 with random weights and full attention; Dream-7B's shapes",
     guidance=0.0,
-    held_time=0.2,  # as of LLaDA: keys and values of all positions, and everything at some
+    held_time=0.2,  # as for LLaDA
     read_config=from_published,
     remasking="entropy",  # as its authors recommend
 )

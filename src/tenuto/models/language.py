@@ -1,7 +1,8 @@
-"""What masked diffusion language models share: layers, the way through them, and how their units are listed.
+"""What masked diffusion language models share: the layers, the forward pass and the list of units.
 
-A family names its layers as its published checkpoints do, and says here which is which. Both residual additions of a
-block go through the seam. There is no timestep: the network sees how far it is from the number of masks left.
+A family names its layers as its published checkpoints do, and maps them to the names used here. Both residual
+additions of a block go through the seam. There is no timestep: the number of masks left shows the network how far the
+generation is.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +25,7 @@ Memory = tuple[Keys, Tensor | None] | None
 
 
 class LanguageConfig(Protocol):
-    """What the layers and the sampler read of a family's config, whatever its own names are."""
+    """The fields of a family's config that the layers and the sampler read, under shared names."""
 
     @property
     def d_model(self) -> int: ...
@@ -53,7 +54,7 @@ class LanguageConfig(Protocol):
 
 
 def check_language_config(config: LanguageConfig, own_names: Mapping[str, str] | None = None) -> None:
-    """Refuse what no network of this kind can have, in the config's own names where those differ."""
+    """Refuse values that no network of this kind can have. Errors use the config's own names."""
 
     def called(name: str) -> str:
         return (own_names or {}).get(name, name)
@@ -80,7 +81,7 @@ def check_language_config(config: LanguageConfig, own_names: Mapping[str, str] |
 def own_fields(
     config: type[Any], values: Mapping[str, Any], implemented: Mapping[str, tuple[Any, ...]], without_effect: str
 ) -> dict[str, Any]:
-    """Of a published config.json the fields of a config class, or an error naming what in it is not implemented."""
+    """Select a config class's fields from a published config.json, or raise an error naming what is not implemented."""
     names = {field.name for field in fields(config)}
     known = names.union(implemented, without_effect.split())
     if unknown := [key for key in values if key not in known and not key.startswith("_")]:
@@ -116,9 +117,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class LanguageBlock(nn.Module):
-    """Attention to every token, before and after, and a SwiGLU MLP; each normalised first.
+    """Attention to all tokens, earlier and later, and a SwiGLU MLP; each has a norm before it.
 
-    A family has the layers named here, as attributes or as properties: attn_norm, q_proj, k_proj, v_proj and attn_out;
+    A family provides these layers, as attributes or properties: attn_norm, q_proj, k_proj, v_proj and attn_out;
     ff_norm, ff_proj (the gate), up_proj and ff_out.
     """
 
@@ -135,7 +136,7 @@ class LanguageBlock(nn.Module):
     def __init__(self, name: str, config: LanguageConfig) -> None:
         super().__init__()
         self.name, self.head_dim = name, config.head_dim
-        self.shared = config.n_heads // config.n_kv_heads  # heads that ask the same keys
+        self.shared = config.n_heads // config.n_kv_heads  # query heads per key head
 
     def forward(
         self, x: Tensor, rope: Deferred, mask: Tensor | None, residual: Residual, memory: Memory = None
@@ -151,7 +152,7 @@ class LanguageBlock(nn.Module):
     def attend(
         self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor | None, rows: Tensor | None = None
     ) -> Tensor:
-        """What every token, or those in rows [B, P], find among all."""
+        """Attention of every token, or of the tokens in rows [B, P], to all tokens."""
         x = self.attn_norm(x)
         asking = x if rows is None else take(x, rows)
         projected = (self.q_proj(asking), self.k_proj(x), self.v_proj(x))
@@ -164,7 +165,7 @@ class LanguageBlock(nn.Module):
     def remember(
         self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor | None, keys: Keys, rows: Tensor | None
     ) -> Tensor:
-        """Attention whose keys and values are kept; of x at rows only, if there are any, to all that is kept."""
+        """Attention with a KV cache. If rows are given, x holds only these tokens; they attend to the whole cache."""
         q, k, v = at_once(self.project, x, cosines, sines)
         if rows is None:
             keys.write(self.name, k, v)
@@ -205,7 +206,7 @@ def _given(rows: Tensor | None) -> tuple[Tensor, ...]:
 class LanguageNetwork(nn.Module):
     """Tokens in, predictions of tokens out."""
 
-    shift: ClassVar[int] = 0  # how many positions before a token its prediction is made
+    shift: ClassVar[int] = 0  # a token is predicted this many positions before it
     config: LanguageConfig
 
     def parts(self) -> tuple[Any, Iterable[Any], Any, Any]:
@@ -222,17 +223,18 @@ class LanguageNetwork(nn.Module):
     ) -> Tensor:
         """tokens [B, N] -> logits [B, N, embedding_size], or [B, P, embedding_size] for P positions.
 
-        attention_mask  bool [B, N], True at real tokens; for prompts padded on the left. None: all are real
-        positions       int [P] or [B, P]: whose tokens are to be predicted, in all rows or in each. None: all
-        memory          (keys, rows): keys and values are kept there. If rows [B, R] are given, only tokens there are
-                        looked at, with what was kept of all others; they hold where the predictions are made
+        attention_mask  bool [B, N], True at real tokens; needed for prompts padded on the left. None: all are real
+        positions       int [P] or [B, P]: the positions to predict, the same in all rows or one list per row. None: all
+        memory          (keys, rows): the KV cache and the tokens to compute. If rows [B, R] are given, only these
+                        tokens are computed, and the cache supplies the others. The rows must include every position at
+                        which a prediction is made
         """
         embedding, blocks, norm, head = self.parts()
         rows = None if memory is None else memory[1]
         if attention_mask is None:
             mask, places = None, torch.arange(tokens.shape[1], device=tokens.device)[None]
         else:
-            mask = attention_mask[:, None, None, :]  # every query may look at the same real keys
+            mask = attention_mask[:, None, None, :]  # every query attends to the same real keys
             places = (attention_mask.cumsum(1) - 1).clamp(min=0)  # counted from each row's first real token
         made = self._made_at(positions, tokens, attention_mask, rows)
         if rows is not None:
@@ -248,7 +250,7 @@ class LanguageNetwork(nn.Module):
     def _made_at(
         self, positions: Tensor | None, tokens: Tensor, attention_mask: Tensor | None, rows: Tensor | None
     ) -> Tensor | None:
-        """Where predictions are made, [B, P]; None: everywhere, each at its own position."""
+        """The positions at which predictions are made, [B, P]; None: all tokens, each at its own position."""
         if positions is None and self.shift:
             positions = torch.arange(tokens.shape[1], device=tokens.device) if rows is None else rows
         if positions is None:
@@ -257,7 +259,7 @@ class LanguageNetwork(nn.Module):
             positions = positions.expand(len(tokens), -1)
         if not self.shift:
             return positions
-        # Nothing stands before a row's first token: it is predicted where it is.
+        # A row's first token has no token before it, so it is predicted at its own position.
         if attention_mask is None:
             return (positions - self.shift).clamp(min=0)
         return torch.maximum(positions - self.shift, attention_mask.to(torch.uint8).argmax(1, keepdim=True))
@@ -266,11 +268,11 @@ class LanguageNetwork(nn.Module):
 def block_units(config: LanguageConfig, blocks: str, tensors: str, layers: Mapping[str, str]) -> tuple[Unit, ...]:
     """The units of all blocks: each block's attention and its MLP. The head is no residual branch and no unit.
 
-    Costs are of one sequence of max_sequence_length tokens.
+    Costs are for one sequence of max_sequence_length tokens.
 
-    blocks   what units are called by: unit names are `{blocks}.0.attn`, `{blocks}.0.mlp`, …
-    tensors  where a checkpoint has the blocks
-    layers   the layers of a block there, by their roles: q, k, v, o, gate, up, down
+    blocks   the prefix of unit names: `{blocks}.0.attn`, `{blocks}.0.mlp`, …
+    tensors  the prefix of the blocks' tensors in a checkpoint
+    layers   the names of a block's layers in a checkpoint, by role: q, k, v, o, gate, up, down
     """
     n, d, hidden = config.max_sequence_length, config.d_model, config.mlp_hidden_size
     attention_flops = 2 * n * d * 2 * (d + config.n_kv_heads * config.head_dim) + 4 * n * n * d

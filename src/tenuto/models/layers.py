@@ -16,7 +16,7 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(channels, width, patch, patch)
 
     def forward(self, x: Tensor) -> Tensor:
-        # [B, C, H, W] -> [B, tokens, D]; written out, or every sum with it would lie as crosswise as it does
+        # [B, C, H, W] -> [B, tokens, D]; contiguous, because later sums would inherit the transposed layout
         return self.proj(x).flatten(2).transpose(1, 2).contiguous()
 
 
@@ -44,7 +44,7 @@ class Mlp(nn.Module):
 
     def _activated(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling() and x.is_cuda and self.approximate == "tanh" and x.dtype != torch.float32:
-            # The product's own epilogue, which rounds once less; the compiler would write the product out and read it.
+            # GELU in the matmul's epilogue rounds once less; the compiler would write the product out and read it again
             rows = linear_gelu(self.fc1.bias, x.flatten(0, -2), self.fc1.weight)
             return rows.unflatten(0, x.shape[:-1])
         return F.gelu(self.fc1(x), approximate=self.approximate)
@@ -77,7 +77,7 @@ def mlp_component(name: str) -> Component:
 
 
 def attention_flops(tokens: int, width: int) -> float:
-    """Four projections, and the two products with the attention map."""
+    """Four projections, and the two matrix products of attention."""
     return 8 * tokens * width**2 + 4 * tokens**2 * width
 
 

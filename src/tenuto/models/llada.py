@@ -53,7 +53,7 @@ class LLaDAConfig:
         return self.d_model // self.n_heads
 
 
-# What published configs say besides, and the only values of it that this network implements.
+# Other fields of published configs, and the only values of them that this network implements.
 IMPLEMENTED: Mapping[str, tuple[Any, ...]] = {
     "activation_type": ("silu",),
     "alibi": (False,),
@@ -72,7 +72,7 @@ IMPLEMENTED: Mapping[str, tuple[Any, ...]] = {
     "rope_full_precision": (True,),
     "scale_logits": (False,),
 }
-# How it was trained, stored or wrapped: nothing of it changes what the network computes.
+# Fields about training, storage and wrapping. They do not change what the network computes.
 WITHOUT_EFFECT = (
     "alibi_bias_max architectures attention_dropout attention_layer_norm_with_affine auto_map dtype "
     "embedding_dropout flash_attention init_cutoff_factor init_device init_fn init_std mlp_ratio model_type "
@@ -83,7 +83,7 @@ WITHOUT_EFFECT = (
 def from_published(values: Mapping[str, Any]) -> LLaDAConfig:
     """The config that a published config.json describes, or an error naming what in it is not implemented."""
     given = own_fields(LLaDAConfig, values, IMPLEMENTED, WITHOUT_EFFECT)
-    # Null in a published config means "as the other one".
+    # If a published config says null, another field gives the value.
     if given.get("n_kv_heads", 0) is None:
         given["n_kv_heads"] = given.get("n_heads", LLaDAConfig.n_heads)
     if given.get("embedding_size", 0) is None:
@@ -125,7 +125,7 @@ class LLaDA(LanguageNetwork):
         return inner["wte"], inner["blocks"], inner["ln_f"], inner["ff_out"]
 
     def initialize_weights(self) -> None:
-        """For training from scratch: small normal weights, those that write to the stream smaller with depth."""
+        """For training from scratch: small normal weights; a deeper network writes to the stream with smaller ones."""
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 writes = ".blocks." in name and name.endswith(("attn_out.weight", "ff_out.weight"))
@@ -166,6 +166,6 @@ ARCHITECTURE = Architecture(
     live="residual stream, embeddings, final norm and head",
     tested_with="tiny-llada; an independent float64 forward; LLaDA-8B's shapes",
     guidance=0.0,
-    held_time=0.2,  # keys and values of all positions, and everything at some
+    held_time=0.2,  # still computed: keys and values at all positions, everything at some
     read_config=from_published,
 )

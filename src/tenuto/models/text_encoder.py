@@ -1,6 +1,6 @@
-"""A small text encoder for caption-conditioned UNets: words it was trained on, a few transformer layers.
+"""A small text encoder for caption-conditioned UNets: a fixed vocabulary and a few transformer layers.
 
-It gives what SDXL's UNet asks for: a vector for each token, and one for the whole caption.
+Its outputs are what SDXL's UNet needs: a vector for each token, and one for the whole caption.
 """
 
 import re
@@ -77,7 +77,7 @@ class TextEncoder(nn.Module):
         return x, x[:, 0]
 
     def tokenize(self, captions: Sequence[str]) -> Tensor:
-        """[len(captions), length]; the empty caption is the one that guidance leads away from."""
+        """[len(captions), length]; guidance leads away from the empty caption."""
         return torch.tensor([self._ids(caption) for caption in captions])
 
     def _ids(self, caption: str) -> list[int]:

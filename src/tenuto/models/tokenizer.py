@@ -1,4 +1,4 @@
-"""Text to tokens and back, by the tokenizer that lies beside a language model's weights; no remote code runs."""
+"""Text to tokens and back, with the tokenizer stored beside a language model's weights; no remote code runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from tenuto.errors import CheckpointError, UsageError
 from tenuto.files import read_json
 
 Message = dict[str, str]  # role and content
-# How Qwen2 cuts text before pairs are merged; where a directory has no tokenizer.json, that is whose files it has.
+# How Qwen2 splits text before BPE merges pairs. A directory without tokenizer.json is taken to hold Qwen2's files.
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -27,9 +27,9 @@ class TextTokenizer:
         return isinstance(self._config.get("chat_template"), str)
 
     def encode(self, text: str | Sequence[Message], chat: bool = False) -> list[int]:
-        """The tokens of a prompt, its beginning-of-text once.
+        """The tokens of a prompt; the beginning-of-text token is never doubled.
 
-        `chat` wraps it as one message of a user; a conversation, a list of messages, is always wrapped.
+        `chat` wraps the prompt as one user message. A conversation (a list of messages) is always wrapped.
         """
         if isinstance(text, str) and not chat:
             ids: list[int] = self._tokenizer.encode(text).ids
@@ -64,7 +64,7 @@ class TextTokenizer:
 
 
 def load_tokenizer(directory: Path) -> TextTokenizer:
-    """Of a `tokenizer.json`; or of Qwen2's `vocab.json` and `merges.txt`, which Dream is published with."""
+    """Load a `tokenizer.json`, or else Qwen2's `vocab.json` and `merges.txt`, which Dream is published with."""
     from tokenizers import Tokenizer
 
     beside = directory / "tokenizer_config.json"
@@ -83,7 +83,7 @@ def load_tokenizer(directory: Path) -> TextTokenizer:
 
 
 def _of_pairs(vocabulary: Path, merges: Path, config: dict[str, Any]) -> Any:
-    """Qwen2's tokenizer: pairs of bytes merged within words, and the added tokens that the config lists."""
+    """Qwen2's tokenizer: byte-level BPE within words, and the added tokens that the config lists."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
     from tokenizers.models import BPE
 

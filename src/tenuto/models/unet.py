@@ -1,7 +1,7 @@
 """UNets of the Stable Diffusion kind (SDXL, SD 1.5, SD 2.1): diffusers' module, at the seam.
 
 Parameter names are diffusers'. A checkpoint is a pipeline directory, its `unet` directory, or the original single
-file, whose tensors are renamed by diffusers' own converter and still read one at a time.
+file. diffusers' own converter renames the single file's tensors, which are still read one at a time.
 """
 
 from collections.abc import Mapping
@@ -40,9 +40,9 @@ SD_2: Mapping[str, Any] = {
     "attention_head_dim": [5, 10, 20, 20],
     "use_linear_projection": True,
 }
-# SDXL's sampler counts from 1 and ends at the least noise there is, not at none.
+# SDXL's timesteps count from 1, and its last step ends at the lowest noise level, not at zero noise.
 NOISE = NoiseLevels("scaled_linear", 0.00085, 0.012, offset=1, ends_clean=False)
-PUBLISHED = (SDXL_BASE, SD_1, SD_2)  # the configs of files that come without one
+PUBLISHED = (SDXL_BASE, SD_1, SD_2)  # the configs to try for a file that comes without one
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,12 @@ def units(config: UNetConfig) -> tuple[Unit, ...]:
 
 
 def infer_config(shapes: Mapping[str, tuple[int, ...]]) -> UNetConfig:
-    """The config of a published checkpoint that comes as a bare file, under diffusers' names or the original ones."""
+    """Infer the config of a published file without one; its tensors have diffusers' names or the original ones."""
     for published in PUBLISHED:
         config = UNetConfig.from_diffusers(published)
         try:
             found = {name: shapes[stored] for name, stored in stored_names(shapes, config).items()}
-        except KeyError:  # the converter misses a tensor that this config would have
+        except KeyError:  # the converter does not find a tensor that this config needs
             continue
         if found == expected_shapes(config):
             return config
@@ -107,12 +107,12 @@ def expected_shapes(config: UNetConfig) -> dict[str, tuple[int, ...]]:
 
 
 def stored_names(shapes: Mapping[str, Any], config: UNetConfig) -> dict[str, str]:
-    """diffusers' name of each of the UNet's tensors -> the name it is stored by."""
+    """For each tensor of the UNet: diffusers' name -> the name in the file."""
     if not any(key.startswith(ORIGINAL_PREFIX) for key in shapes):
         return {key: key for key in shapes}
     from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint
 
-    # The converter only renames, so it renames names as well as tensors.
+    # The converter only renames keys, so its values may be names instead of tensors.
     names: dict[str, str] = convert_ldm_unet_checkpoint({key: key for key in shapes}, config=config.to_diffusers())
     return names
 

@@ -41,10 +41,10 @@ class UViTConfig:
     mlp_ratio: float = 4.0
     qkv_bias: bool = False
     mlp_time_embed: bool = False
-    num_classes: int = 1001  # the null class, the last, included; 0 or less means unconditional
+    num_classes: int = 1001  # includes the null class, which is the last; 0 or less means unconditional
     conv: bool = True
     skip: bool = True
-    first_timestep: int = 1  # no argument of the reference, but how it counts: from 1, where diffusers counts from 0
+    first_timestep: int = 1  # not an argument of the reference, which counts from 1; diffusers counts from 0
 
     def __post_init__(self) -> None:
         for name in ("img_size", "patch_size", "in_chans", "embed_dim", "num_heads"):
@@ -74,7 +74,7 @@ class UViTConfig:
 
     @property
     def classes(self) -> int:
-        """How many classes can be asked for."""
+        """The number of classes, without the null class."""
         return self.num_classes - 1
 
     @property
@@ -171,12 +171,12 @@ def units(config: UViTConfig) -> tuple[Unit, ...]:
     return tuple(result)
 
 
-# Heads of the published sizes (S, M, L, H): the one argument that no tensor's shape tells.
+# Width -> heads of the published sizes (S, M, L, H). No tensor's shape tells the number of heads.
 HEADS_BY_WIDTH = {512: 8, 768: 12, 1024: 16, 1152: 16}
 
 
 def infer_config(shapes: Mapping[str, tuple[int, ...]]) -> UViTConfig:
-    """The config of a published checkpoint, which comes as a bare file, from its tensors' shapes."""
+    """Infer the config of a published checkpoint from its tensors' shapes, because it is a file without a config."""
     width, channels, patch, _ = shapes["patch_embed.proj.weight"]
     if width not in HEADS_BY_WIDTH:
         raise ConfigError(

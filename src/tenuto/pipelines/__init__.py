@@ -1,1 +1,1 @@
-"""diffusers' pipelines: made faster by one call, and left as they were by another."""
+"""diffusers' pipelines: one call makes them faster, another call restores them."""

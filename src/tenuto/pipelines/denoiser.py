@@ -23,15 +23,15 @@ from tenuto.scheduling.schedule import Schedule
 from tenuto.scoring.checkpoint import fingerprint_of
 from tenuto.scoring.units import WHOLE, Subject, Unit, Unscored
 
-FEW_STEPS = 6  # up to which there is nothing to hold: each step differs too much from the next
-KEPT = 8  # executors, of numbers of steps and lanes
+FEW_STEPS = 6  # up to this number nothing is held, because each step differs too much from the next
+KEPT = 8  # how many executors are kept, one for each number of steps and lane
 
 OnChange = Literal["rescore", "refuse"]
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for."""
+    """What the user requested: the parameters of `enable`."""
 
     given: Schedule | None
     budget: float | None
@@ -50,19 +50,19 @@ class Request:
 
     @property
     def ranked(self) -> bool:
-        """Whether it takes a score of each unit."""
+        """Whether the schedule depends on the units' scores."""
         kind = deciding.POLICIES.get(self.policy or "refresh")
         return self.given is None and kind is not None and kind.reads_scores
 
     @property
     def holds_units(self) -> bool:
-        """Whether it says something of single units, so that those must be known."""
+        """Whether the request is about single units, so that the units must be known."""
         kept = self.given.keep if self.given is not None else self.options.get("keep", "output")
         return self.ranked or kept != "output"
 
 
 def foreign_hand(module: nn.Module) -> str | None:
-    """Who runs a denoiser's blocks in a way of their own, if somebody does."""
+    """Which other code runs a denoiser's blocks in its own way; None if there is none."""
     if is_compiled(module):
         return "was compiled by torch.compile"
     inner = inner_module(module)
@@ -72,10 +72,10 @@ def foreign_hand(module: nn.Module) -> str | None:
 
 
 class Denoiser:
-    """Only where single units are held are they listed, and the network's blocks brought to the seam."""
+    """Units are listed only if single units are held. Blocks use the seam only if units are held or compiled."""
 
     def __init__(self, outer: nn.Module, name: str, request: Request, warn: Callable[[str], None]) -> None:
-        """outer: what the pipeline calls."""
+        """outer: the module that the pipeline calls."""
         self.name = name
         self.outer = outer
         self.module = inner_module(outer)
@@ -85,11 +85,11 @@ class Denoiser:
         self.executors = Executors(self._executor, KEPT)
         self._warn = warn
         self._schedules: dict[int, Schedule | None] = {}  # by number of evaluations
-        self._call: Callable[..., Any]  # of the denoiser as it was
+        self._call: Callable[..., Any]  # the denoiser's original call
         if isinstance(vars(outer).get(COMPILED), Replacement):
             raise UsageError(f"The {name} is enabled already, here or in another pipeline; disable that one first.")
         self._compiled = is_compiled(outer)
-        self._foreign = foreign_hand(outer)  # in its blocks, which then cannot be brought to the seam
+        self._foreign = foreign_hand(outer)  # other code in its blocks, which then cannot use the seam
         self._decide()
 
     @property
@@ -97,7 +97,7 @@ class Denoiser:
         return type(self.module).__name__
 
     def _decide(self) -> None:
-        """Look at the weights, as far as the policy asks for it, and at the request."""
+        """Score the weights, if the policy needs scores, and check the request."""
         self.seen = weights_seen(self.module)
         request = self.request
         self.subject: Subject = Unscored(self.kind, self.kind, self.units or (WHOLE,))
@@ -105,7 +105,7 @@ class Denoiser:
             self.subject = deciding.score(self.module)
         if request.given is not None:
             self._check_fits(request.given)
-        example = request.given or request.schedule(self.subject, 50)  # which refuses what makes no sense
+        example = request.given or request.schedule(self.subject, 50)  # refuses what makes no sense
         if self._foreign and request.holds_units:
             raise UsageError(
                 f"The {self.name} {self._foreign}, so only its output can be held, not each unit. Undo that, or leave "
@@ -113,10 +113,10 @@ class Denoiser:
             )
         if self._foreign and (request.compiled or request.mode not in ("auto", "skip")):
             raise UsageError(f"The {self.name} {self._foreign}: leave mode and compiled out.")
-        self._executor(example, request.mode, request.compiled)  # likewise
+        self._executor(example, request.mode, request.compiled)  # refuses what cannot be run
 
     def _check_fits(self, given: Schedule) -> None:
-        """Refuse a schedule of another model; one that names no units fits every model."""
+        """Refuse a schedule of another model. A schedule that names no units fits every model."""
         if given.keep == "output" and (given.units == (WHOLE.name,) or not isinstance(self.module, tuple(DENOISERS))):
             return
         units = self.units or units_in(self.module)
@@ -131,7 +131,7 @@ class Denoiser:
         given.check_fits([unit.name for unit in units], f"this {self.kind}", fingerprints, remedy)
 
     def enter(self, stack: ExitStack, evaluate: Callable[..., Any]) -> None:
-        """Take the place of the denoiser's calls, until the stack is closed."""
+        """Replace the denoiser's call until the stack is closed."""
         seam = isinstance(self.module, tuple(DENOISERS)) and self._foreign is None
         if self.request.holds_units or (seam and self.request.compiled):
             self.attachment = attach(self.module)
@@ -141,7 +141,7 @@ class Denoiser:
         self._call = vars(self.outer)[COMPILED].original
 
     def check(self, current: nn.Module) -> None:
-        """At the beginning of a generation: that this is still what was enabled, and with the same weights."""
+        """When a generation begins, check that this is still the denoiser that was enabled, with the same weights."""
         ours = isinstance(vars(self.outer).get(COMPILED), Replacement)
         if current is not self.outer or not ours or is_compiled(self.outer) != self._compiled:
             raise UsageError(
@@ -160,7 +160,7 @@ class Denoiser:
         self._decide()
 
     def schedule_for(self, steps: int, first: int = 0) -> Schedule | None:
-        """For so many evaluations, of a longer loop those from `first` on; None means all of them in full."""
+        """The schedule for `steps` evaluations, from number `first` of a longer loop on; None: compute all in full."""
         given = self.request.given
         if given is not None:
             if given.steps == steps:
@@ -185,7 +185,7 @@ class Denoiser:
         return None
 
     def executor(self, schedule: Schedule, lane: int) -> Executor:
-        """Lanes share one where nothing is kept but outputs, which are the generation's and not the executor's."""
+        """The executor of a lane. If only outputs are kept, lanes share one, because generations own the outputs."""
         shared = 0 if schedule.keep == "output" else lane
         return self.executors.get(schedule, self.request.mode, self.request.compiled, shared)
 

@@ -1,4 +1,4 @@
-"""One call makes a diffusers pipeline faster, and one makes it as it was.
+"""One call makes a diffusers pipeline faster, and another call restores it.
 
 tenuto.enable(pipe, budget=0.25)
 images = pipe("a red car").images
@@ -24,7 +24,7 @@ from tenuto.pipelines.summary import Summary
 from tenuto.runtime.executor import Mode
 from tenuto.scheduling.schedule import Schedule, load_schedule
 
-STATE = "_tenuto"  # where an enabled pipeline keeps it
+STATE = "_tenuto"  # the attribute of an enabled pipeline
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -41,18 +41,18 @@ def enable(
     check_weights: bool = False,
     **options: Any,
 ) -> None:
-    """From now on the pipeline evaluates its denoiser as a schedule says, until `disable`.
+    """From now on until `disable`, the pipeline evaluates its denoiser as a schedule says.
 
     budget         share of the work to do; by default 0.25
-    speedup        how many times as fast as in full, instead of a budget
-    schedule       a schedule, its file, or a hub id that holds one, instead of either; it is for one number of steps
-    policy         and its options: as for `tenuto.schedule`
-    mode           how it is run: auto, skip or jagged (see tenuto.runtime.executor)
+    speedup        instead of a budget: how many times as fast as full inference
+    schedule       instead of both: a schedule, its file, or the hub id of one; it is for one number of steps
+    policy         the policy, and `options` its options, as in `tenuto.schedule`
+    mode           how the denoiser is run: auto, skip or jagged (see tenuto.runtime.executor)
     compiled       compile the branches, each kind once
-    on_change      what to do at the next generation when the weights were changed (an adapter was loaded, fused,
-                   rescaled): rescore (make schedules and graphs anew) or refuse
-    check_weights  refuse weights other than those that a given schedule was made from. Off by default: it reads them
-                   all, and weights rounded to a lower precision than they are stored in count as others
+    on_change      what the next generation does if the weights were changed (an adapter was loaded, fused, rescaled):
+                   rescore (make new schedules and graphs) or refuse
+    check_weights  refuse a given schedule that was made from other weights. Off by default: the check reads all
+                   weights, and weights rounded to a lower precision than they are stored in count as other weights
     """
     if not isinstance(pipe, DiffusionPipeline):
         raise UsageError(f"A diffusers pipeline can be enabled, and this is a {type(pipe).__name__}.")
@@ -64,7 +64,7 @@ def enable(
 
 
 def disable(pipe: DiffusionPipeline) -> None:
-    """Leave an enabled pipeline as it was found."""
+    """Restore an enabled pipeline to what it was before `enable`."""
     _state_of(pipe).close()
     del vars(pipe)[STATE]
 
@@ -73,8 +73,8 @@ def disable(pipe: DiffusionPipeline) -> None:
 def accelerated(target: DiffusionPipeline | nn.Module, budget: float | None = None, **options: Any) -> Iterator[Any]:
     """Within the block a pipeline is enabled; the options are those of `enable`.
 
-    A denoiser without a pipeline takes a `schedule`: within the block each of its calls is one step, and `start()` of
-    what this yields begins the next generation.
+    A denoiser without a pipeline needs a `schedule`. Within the block, each of its calls is one step, and `start()` of
+    the yielded object begins the next generation.
     """
     if isinstance(target, nn.Module):
         bare = Bare(target, _request_for_bare(budget, **options))
@@ -91,7 +91,7 @@ def accelerated(target: DiffusionPipeline | nn.Module, budget: float | None = No
 
 
 def summary(pipe: DiffusionPipeline) -> Summary:
-    """What the last generation of an enabled pipeline computed and held, and what that took."""
+    """What the last generation of an enabled pipeline computed and held, and the time and memory it took."""
     return _state_of(pipe).summary()
 
 
@@ -139,7 +139,7 @@ def _request_for_bare(
 
 
 def read_schedule(name: str) -> Schedule:
-    """From a file, or from a hub repository that holds one."""
+    """Read a schedule from a file or from a hub repository."""
     if Path(name).exists() or not HUB_ID.fullmatch(name) or name.endswith(".json"):
         return load_schedule(name)
     from tenuto.hub import pull

@@ -1,10 +1,10 @@
 """What an enabled pipeline does while it draws.
 
-A pipeline says how many steps it takes only when its loop begins. So that is where a generation begins here: the loop
-asks the pipeline for its progress bar, the number of evaluations is known, and a schedule is made for it, or taken from
-the last time. The scheduler's `step` ends a step. Calls of the denoiser within one step (with the prompt, without it)
-are lanes: each has held outputs of its own. What evaluates the denoiser outside of such a loop gets it as it is; and so
-does a callback, which runs after the scheduler's step and before the loop goes on.
+A pipeline says how many steps it takes only when its loop begins, so a generation begins there, too. When the loop asks
+the pipeline for its progress bar, the number of evaluations is known, and a schedule for this number is made or reused.
+The scheduler's `step` ends a step. A step may call the denoiser several times (with the prompt, without it); each of
+these calls belongs to its own lane, and each lane holds its own outputs. Calls outside of such a loop run the original
+denoiser. So do the calls of a callback, which runs after the scheduler's step and before the loop goes on.
 
 A bare denoiser has no such loop: each of its calls is one step, and its user says when the next generation begins.
 
@@ -34,7 +34,7 @@ from tenuto.runtime.course import Course, adds_noise, course_for
 from tenuto.runtime.executor import Executor, Generation
 from tenuto.scheduling.schedule import Schedule
 
-# Pipelines whose loop does something else than evaluate a network and step a scheduler, in turns.
+# Pipelines whose loop does not simply alternate between evaluating a network and stepping a scheduler.
 REFUSED = {
     "StableDiffusionPanoramaPipeline": "it steps its scheduler several times at each timestep, once for each view",
     "StableDiffusionSAGPipeline": "it reads the attention maps of every evaluation, so none can be left out",
@@ -43,11 +43,11 @@ REFUSED = {
 
 @dataclass(frozen=True)
 class Lane:
-    """Those calls of a denoiser, one a step, that go on from one another."""
+    """Successive calls of a denoiser, one in each step."""
 
     start: int
     shape: tuple[int, ...] | None  # of the sample
-    schedule: Schedule | None  # from the start on; None: in full
+    schedule: Schedule | None  # of the steps from `start` on; None: computed in full
     generation: Generation | None
 
     def goes_on(self, step: int, shape: tuple[int, ...] | None) -> bool:
@@ -69,7 +69,7 @@ class Loop:
         self.course = course
         self.in_full = ""  # why everything is computed, if it is
         self.told_to_go_on = False  # whether the loop says when a step is over, callbacks included
-        self.outside = False  # between the scheduler's step and the loop's going on: callbacks run
+        self.outside = False  # whether the scheduler's step is over and the loop has not gone on yet: callbacks run
         self.step = 0
         self.lanes: dict[tuple[str, int], Lane] = {}
         self.evaluations: list[Evaluation] = []
@@ -85,7 +85,7 @@ class Loop:
         self.outside = False
 
     def evaluate(self, denoiser: Denoiser, full: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """One call of a denoiser; `full` is the call as it was."""
+        """One call of a denoiser; `full` is the original call."""
         key = denoiser.name, self._calls[denoiser.name]
         self._calls[denoiser.name] += 1
         sample = next((one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)), None)
@@ -94,14 +94,14 @@ class Loop:
         try:
             output = (full if lane.generation is None else lane.generation)(*args, **kwargs)
         except BaseException:
-            del self.lanes[key]  # half a step was taken: the next call begins anew
+            del self.lanes[key]  # the step is half done: the next call begins a new lane
             raise
         place = self.step - lane.start
         self.evaluations.append(Evaluation(self.step, denoiser.name, lane.schedule, place, began, moment(device)))
         return output
 
     def _lane(self, denoiser: Denoiser, key: tuple[str, int], sample: Tensor | None) -> Lane:
-        """The lane of this call; a new one for the steps that are left, where it does not go on from the last."""
+        """The lane of this call. If the call does not continue its lane, a new lane begins for the remaining steps."""
         lane, shape = self.lanes.get(key), None if sample is None else tuple(sample.shape)
         if lane is None or not lane.goes_on(self.step, shape):
             left = self.steps - self.step
@@ -114,7 +114,7 @@ class Loop:
 
     @property
     def holds(self) -> bool:
-        """Whether anything is left out."""
+        """Whether any step holds something."""
         return any(lane.schedule is not None and not lane.schedule.active.all() for lane in self.lanes.values())
 
     def compute_in_full(self, why: str) -> None:
@@ -123,13 +123,13 @@ class Loop:
         self.lanes.clear()
 
     def forget(self) -> None:
-        """Let go of what is held."""
+        """Free what is held."""
         for key, lane in self.lanes.items():
             self.lanes[key] = replace(lane, generation=None)
 
 
 class Watched:
-    """A progress bar that is looped over; it says when the loop goes on, and when it is over."""
+    """A progress bar that the pipeline iterates over. It reports when the loop goes on and when the loop is over."""
 
     def __init__(self, bar: Any, go_on: Callable[[], None], finish: Callable[[], None]) -> None:
         self._bar, self._go_on, self._finish = bar, go_on, finish
@@ -156,8 +156,8 @@ class Enabled:
         self.pipe = pipe
         self.request = request
         self.last: Loop | None = None
-        self._loops: dict[int, list[Loop]] = {}  # by thread; the last is the innermost: a callback may draw, too
-        self._watched: list[Any] = []  # the schedulers, because a pipeline may be given another one meanwhile
+        self._loops: dict[int, list[Loop]] = {}  # by thread, the innermost last: a callback may generate, too
+        self._watched: list[Any] = []  # all schedulers so far, because a pipeline's scheduler may be replaced
         self._said: set[str] = set()
         self._stack = ExitStack()
         if reason := REFUSED.get(type(pipe).__name__):
@@ -224,7 +224,7 @@ class Enabled:
         course = course_for(schedules, scheduler, steps, first)
         loop = self.last = Loop(scheduler, steps, first, course)
         open_loops = self._loops.setdefault(get_ident(), [])
-        if open_loops and not open_loops[-1].outside:  # which ended without a word: nothing of it goes on
+        if open_loops and not open_loops[-1].outside:  # an earlier loop that ended without notice
             open_loops.pop().forget()
         open_loops.append(loop)
         if any(one is not None and not one.active.all() for one in schedules) and adds_noise(scheduler):
@@ -232,7 +232,7 @@ class Enabled:
         return loop
 
     def _compute_in_full(self, loop: Loop) -> None:
-        """Holding would ruin the picture: outputs jump with the noise, and cannot be predicted."""
+        """Hold nothing, because outputs jump with the scheduler's noise, and predicting them would ruin the picture."""
         name = type(loop.scheduler).__name__
         loop.compute_in_full(f"{name} adds random noise at every step")
         self._warn(
@@ -249,7 +249,7 @@ class Enabled:
         loop.forget()
 
     def _current(self) -> Loop | None:
-        """The loop of this thread that is being run; None in a callback, and where there is none."""
+        """The loop that this thread is running; None in a callback, and outside of any loop."""
         mine = self._loops.get(get_ident())
         return mine[-1] if mine and not mine[-1].outside else None
 
@@ -262,7 +262,7 @@ class Enabled:
         result = original(*args, **kwargs)
         loop = self._current()
         if loop is not None and loop.scheduler is scheduler:
-            if kwargs.get("eta") and loop.holds:  # of DDIM: noise is added at each step
+            if kwargs.get("eta") and loop.holds:  # DDIM with eta > 0 adds noise at each step
                 self._compute_in_full(loop)
             loop.advance()
         return result
@@ -297,7 +297,7 @@ class Bare:
     def start(self, course: Course | None = None) -> None:
         """Begin a new generation, with nothing held.
 
-        course  of the sampler (tenuto.runtime.course), where it has one
+        course  the sampler's course (tenuto.runtime.course), if it has one
         """
         self._generation = self._denoiser.start(self._schedule, 0, course)
         self._shape: tuple[int, ...] | None = None
@@ -311,7 +311,7 @@ class Bare:
             return self._generation(*args, **kwargs)
         except BaseException:
             if self._generation.broken:
-                self.start()  # half a step was taken: nothing of this generation may reach the next
+                self.start()  # the step is half done: nothing of this generation may reach the next
             raise
 
     def _check_shape(self, sample: Tensor | None) -> None:
@@ -336,7 +336,7 @@ def _after(first: Callable[[], Any], then: Callable[[], None]) -> None:
 
 
 def source_of(pipeline: type) -> str:
-    """The code of a pipeline's call, where it can be read."""
+    """The source code of a pipeline's call; empty if it cannot be read."""
     try:
         return inspect.getsource(pipeline.__call__)
     except (OSError, TypeError):
@@ -349,9 +349,10 @@ def timesteps_of(scheduler: Any) -> int:
 
 
 def left_out(scheduler: Any, steps: int) -> int:
-    """How many of its timesteps a loop of so many steps leaves out at the beginning; the rest it leaves out at the end.
+    """How many timesteps of the scheduler a loop of `steps` steps leaves out at the beginning, not at the end.
 
-    An image-to-image loop tells its scheduler where it begins. Schedulers that cannot be told are taken to begin late.
+    An image-to-image loop sets the begin index of its scheduler. If a scheduler has no begin index, all timesteps that
+    are left out are assumed to be at the beginning.
     """
     spare = max(0, timesteps_of(scheduler) - steps)
     begin = getattr(scheduler, "begin_index", None)
@@ -367,7 +368,7 @@ def evaluations_of(pipe: Any, iterable: Any, total: int | None) -> int:
     timesteps, order = len(pipe.scheduler.timesteps), pipe.scheduler.order
     if total is None:
         return timesteps
-    known = timesteps_told(pipe)  # in a loop of one's own it is old
+    known = timesteps_told(pipe)  # outdated if the user runs a loop of their own
     if known is not None and total <= known <= total * order + 1:
         return known
     return min(timesteps, total * order)

@@ -1,4 +1,4 @@
-"""What a generation of an enabled pipeline computed and held, and what that took: for reading and for programs."""
+"""What a generation of an enabled pipeline computed and held, and what it took: as text and as data."""
 
 import time
 from collections import Counter
@@ -20,7 +20,7 @@ SOME = "+"  # the mark of a step that computes some of its units
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One call of a denoiser within a generation; its moments are seconds, or events on a GPU."""
+    """One call of a denoiser within a generation; `began` and `ended` are seconds, or events on a GPU."""
 
     step: int
     denoiser: str
@@ -37,7 +37,7 @@ class Evaluation:
         return float(self.began.elapsed_time(self.ended)) / 1000
 
     def computes(self, units: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """[unit]; of a denoiser whose units nobody asked for, one mark for all of it."""
+        """[unit]: whether the unit is computed. If the denoiser's units are not listed: one mark for all of them."""
         if self.schedule is None:
             return np.ones(max(1, units), bool)
         marks = self.schedule.active[:, self.place]
@@ -46,13 +46,13 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class StepSummary:
-    work: float  # share of what was asked for that was computed
+    work: float  # share of unit evaluations computed
     seconds: float
 
 
 @dataclass(frozen=True)
 class CallSummary:
-    """Of a denoiser: how often it was asked for, and how often it computed anything."""
+    """How often a denoiser was called (`asked`), and how often it computed anything (`computed`)."""
 
     computed: int
     asked: int
@@ -69,15 +69,15 @@ class Summary:
     denoisers: Mapping[str, str]  # name -> class
     scheduler: str
     steps: int  # of the last generation; 0 means there was none yet
-    evaluations: int  # the pipeline asked for
-    computed: int  # of those, all or some units
+    evaluations: int  # that the pipeline requested
+    computed: int  # how many of these computed all or some units
     work: float  # share of unit evaluations computed
     flop_work: float  # the same, each unit weighted by its cost
-    keep: str  # what was kept; "" where everything was computed
-    predict: str  # and how it was carried on
-    corrected: bool  # whether a refresh corrected what was predicted before it
-    uncorrected_because: str  # and if not, why
-    in_full_because: str  # why everything was computed although less was asked for; "" where that is not so
+    keep: str  # what was kept; "" if everything was computed
+    predict: str  # how it was predicted
+    corrected: bool  # whether refreshes corrected the outputs predicted before them
+    uncorrected_because: str  # if not, why
+    in_full_because: str  # why everything was computed although less was requested; "" otherwise
     seconds: float  # in the denoiser
     graphs: int
     graph_bytes: int
@@ -86,7 +86,7 @@ class Summary:
     given_up: str
     per_step: tuple[StepSummary, ...] = field(repr=False)
     per_denoiser: Mapping[str, CallSummary] = field(repr=False)
-    per_unit: Mapping[str, UnitSummary] = field(repr=False)  # where single units are held
+    per_unit: Mapping[str, UnitSummary] = field(repr=False)  # empty unless single units are held
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -120,7 +120,7 @@ def _mark(work: float) -> str:
 
 
 def summarise(pipeline: str, denoisers: Sequence["Denoiser"], loop: "Loop | None") -> Summary:
-    """Of the last generation."""
+    """The summary of the last generation."""
     named = {one.name: one for one in denoisers}
     evaluations = [] if loop is None else loop.evaluations
     lanes = {} if loop is None else {key: lane.schedule for key, lane in loop.lanes.items() if lane.schedule}
@@ -177,7 +177,7 @@ def summarise(pipeline: str, denoisers: Sequence["Denoiser"], loop: "Loop | None
 
 
 def moment(on: torch.device | None) -> Any:
-    """Now: on the host's clock, or as the GPU's queue reaches it, which waits for nothing."""
+    """The current time: seconds of the host's clock, or an event in the GPU's queue. The host does not wait for it."""
     if on is None or on.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)

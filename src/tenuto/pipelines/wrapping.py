@@ -1,4 +1,4 @@
-"""Taking the place of a method of one instance, and giving it back; and whether torch.compile was there before."""
+"""Replaces a method of one instance and restores it; finds out whether torch.compile was applied to a module."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,10 +11,10 @@ from tenuto.runtime.private_torch import COMPILED, inner_module, runs_compiled, 
 
 
 class Replacement:
-    """owner.name(…), as long as it is wrapper(owner.name, …). A copy of the owner gets its own method back."""
+    """Replaces owner.name(…) by wrapper(owner.name, …). A copy of the owner gets the method of its class back."""
 
     def __init__(self, owner: Any, name: str, original: Callable[..., Any], wrapper: Callable[..., Any]) -> None:
-        update_wrapper(self, original)  # diffusers asks for a method's arguments before it calls it
+        update_wrapper(self, original)  # diffusers inspects a method's arguments before it calls the method
         self.original = original
         self._owner, self._name, self._wrapper = owner, name, wrapper
 
@@ -30,7 +30,7 @@ class Replacement:
 def wrapped(owner: Any, name: str, wrapper: Callable[..., Any], original: Any = None) -> Iterator[None]:
     """Within the block, owner.name(…) is wrapper(owner.name, …); afterwards the instance is as it was.
 
-    original  what is wrapped, where it is not owner.name
+    original  what is wrapped, if that is not owner.name
     """
     missing = object()
     before = vars(owner).get(name, missing)
@@ -39,7 +39,7 @@ def wrapped(owner: Any, name: str, wrapper: Callable[..., Any], original: Any = 
     try:
         yield
     finally:
-        if vars(owner).get(name) is replacement:  # else whoever came later has the last word
+        if vars(owner).get(name) is replacement:  # if other code replaced it later, leave that
             if before is missing:
                 del vars(owner)[name]
             else:
@@ -47,16 +47,16 @@ def wrapped(owner: Any, name: str, wrapper: Callable[..., Any], original: Any = 
 
 
 def through(module: nn.Module, wrapper: Callable[..., Any]) -> AbstractContextManager[None]:
-    """Within the block, module(…) is wrapper(module, …), whatever others do to its forward meanwhile.
+    """Within the block, module(…) is wrapper(module, …), whatever other code does to its forward meanwhile.
 
-    A module's call goes through what `module.compile()` set, where it did. That place is taken, and not the forward's,
-    which accelerate's hooks take and give back after every generation.
+    If `module.compile()` was called, torch calls the module through an attribute that it set. That attribute is
+    replaced here. The forward is not, because accelerate's hooks replace and restore it in every generation.
     """
     return wrapped(module, COMPILED, wrapper, original=getattr(module, COMPILED) or uncompiled_call(module))
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile has a hand in it: whole, in place, or block by block."""
+    """Whether torch.compile was applied to a module: as a whole, in place, or block by block."""
     return inner_module(module) is not module or any(_compiled_in_place(part) for part in module.modules())
 
 

@@ -4,10 +4,10 @@
         @branch_function
         def attend(self, x, shift, scale): …
 
-Within `compiling()` such a function runs compiled, and where it is a unit's branch, together with the unit's gate and
-its addition to the stream (`computed`). Weights are among the inputs of a compiled function. Therefore one compiled
-function serves every block of the same shapes and every pattern; a network compiled whole would be compiled once for
-each pattern.
+Within `compiling()` such a function runs compiled. If it is a unit's branch, the multiplication by the gate and the
+addition to the stream are compiled with it (`computed`). Weights are among the inputs of a compiled function. Therefore
+one compiled function serves every block of the same shapes and every pattern; a network compiled as a whole would be
+compiled once for each pattern.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,15 +25,15 @@ from tenuto.runtime.residual import Branch
 
 _on: ContextVar[bool] = ContextVar("compiling", default=False)
 _deferring: ContextVar[bool] = ContextVar("deferring", default=False)
-VARIANTS = 64  # of one function: a UNet has a score of shapes
+VARIANTS = 64  # of one function at most: a UNet has about twenty shapes
 # Norms of uncommon widths run three times as fast when the kernels' block sizes are tried out.
 TUNED: dict[str, Any] = {"max_autotune_pointwise": True, "coordinate_descent_tuning": True}
 
 
 class branch_function:
-    """A function of a block and tensors, compiled where that is asked for.
+    """A function of a block and tensors. Within `compiling()` it runs compiled.
 
-    tuned  try out the kernels' block sizes. Not for functions of many shapes: each shape takes seconds
+    tuned  try out the kernels' block sizes. Not for functions of many shapes, because each shape takes seconds
     """
 
     def __init__(self, function: Callable[..., Any], tuned: bool = True) -> None:
@@ -63,7 +63,7 @@ function_of_many_shapes = partial(branch_function, tuned=False)
 
 @dataclass(frozen=True)
 class _Call:
-    """A branch that was asked for while calls are put off."""
+    """A call of a branch function that was deferred and not executed."""
 
     asked: branch_function
     args: tuple[Any, ...]
@@ -87,9 +87,9 @@ def compiling(on: bool = True) -> Iterator[None]:
 def computed(
     h: Tensor, branch: Branch, gate: Branch | None, keep: Literal["branch", "update"] = "branch"
 ) -> tuple[Tensor, Tensor]:
-    """What a computed unit does to the stream, h + gate · branch, and the branch or the update itself.
+    """The stream after a computed unit, h + gate · branch, and the branch or the update itself.
 
-    Compiled, if that is asked for, as one function with the branch.
+    Within `compiling()` the branch, the multiplication and the addition are one compiled function.
     """
     value = _put_off(branch) if _on.get() else branch()
     factor = None if gate is None else gate()
@@ -110,7 +110,7 @@ def computed(
 
 
 def at_once(function: Callable[..., Any], *args: Any) -> Any:
-    """A branch function called for its value, within a branch that goes on with it."""
+    """Call a branch function now, within a branch that goes on to use its value."""
     token = _deferring.set(False)
     try:
         return function(*args)

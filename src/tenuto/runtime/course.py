@@ -1,11 +1,11 @@
-"""What the sample that comes out owes to the output of each step: one number a step, found by asking the solver.
+"""The course of a solver: how much the output of each step counts in the final sample, one number for each step.
 
-Solvers without randomness add outputs up. Give one an output that is 1 at a single step and 0 at all others, and what
-comes out is how much that step counts. Whoever knows this can make up at a later step for what an earlier one got wrong
+A solver without randomness adds outputs up. Give the solver an output that is 1 at a single step and 0 at all others:
+the final sample is how much that step counts. With these numbers, a later step can correct the error of an earlier step
 (tenuto.runtime.prediction).
 
 A solver that remembers the outputs of several steps (DPM-Solver++, UniPC, PNDM) has no course: it would remember the
-corrected output and apply the correction again at the next step. That was measured to do more harm than good.
+corrected output and apply the correction again at the next step. Measurements showed more harm than good.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,19 +19,19 @@ from torch import Tensor
 from tenuto.errors import first_line
 from tenuto.scheduling.schedule import Schedule
 
-LIMITS = ("clip_sample", "thresholding")  # settings with which an output is not simply added
-TOLERANCE = 1e-3  # of what all outputs together give, from the sum of what each gives
+LIMITS = ("clip_sample", "thresholding")  # settings under which a solver does not simply add outputs
+TOLERANCE = 1e-3  # relative, where two results must agree
 
 
 @dataclass(frozen=True)
 class Course:
-    """How much the output of each step counts in the sample that comes out; or why nobody can say."""
+    """How much the output of each step counts in the final sample; or why this is unknown."""
 
     weights: tuple[float, ...] | None  # one for each step
     why_not: str = ""
 
     def after(self, step: int) -> "Course":
-        """Of the steps from this one on."""
+        """The course of the steps from this one on."""
         return self if self.weights is None else Course(self.weights[step:])
 
 
@@ -42,8 +42,7 @@ class NoCourse(Exception):
 def course_of(solver: Any, timesteps: Sequence[Any] | Tensor | None = None) -> Course:
     """The course of a diffusers scheduler over its timesteps, or over those given.
 
-    The scheduler is left as it is, and so are torch's random numbers; of the device that its timesteps lie on, nothing
-    is asked but those.
+    The scheduler and torch's random numbers stay as they are: a copy of the scheduler runs on the CPU.
     """
     name = type(solver).__name__
     for limit in LIMITS:
@@ -54,12 +53,12 @@ def course_of(solver: Any, timesteps: Sequence[Any] | Tensor | None = None) -> C
             return Course(_asked(solver, timesteps))
     except NoCourse as error:
         return Course(None, f"{name} {error}")
-    except Exception as error:  # a solver may be anything, and asks for whatever it likes
+    except Exception as error:  # a solver may be of any class and may require anything
         return Course(None, f"{name} cannot be asked how it adds outputs up ({first_line(error)})")
 
 
 def course_for(schedules: Iterable[Schedule | None], scheduler: Any, steps: int, first: int = 0) -> Course | None:
-    """Of so many steps of a scheduler, from the first one that the loop takes. None if no schedule has a use for it."""
+    """The course of `steps` steps of a scheduler, from timestep `first` on. None if no schedule needs it."""
     asked = any(one is not None and one.corrected and not one.active.all() for one in schedules)
     if not asked:
         return None
@@ -70,10 +69,10 @@ def course_for(schedules: Iterable[Schedule | None], scheduler: Any, steps: int,
 
 
 def adds_noise(solver: Any) -> bool:
-    """Whether a scheduler's steps draw random numbers, so that the samples of two runs part ways.
+    """Whether a scheduler's steps draw random numbers, so that two runs give different samples.
 
-    The output of a network follows the sample, so it jumps from step to step with that noise and cannot be predicted. A
-    scheduler that cannot be asked is taken to add none.
+    The output of a network follows the sample, so it jumps from step to step with that noise and cannot be predicted.
+    If a scheduler cannot be probed, it is assumed to add no noise.
     """
     try:
         (one, times), (other, _) = _probe(solver, None), _probe(solver, None)
@@ -86,29 +85,29 @@ def adds_noise(solver: Any) -> bool:
                 second = type(other).step(other, torch.zeros_like(second), time, second, return_dict=False)[0]
                 if not torch.equal(first, second):
                     return True
-    except Exception:  # whatever it wants, it is not told
+    except Exception:  # a scheduler may require arguments that are not given here
         return False
     return False
 
 
 def _probe(solver: Any, timesteps: Sequence[Any] | Tensor | None) -> tuple[Any, Tensor]:
-    """A copy of a solver that can be asked on the CPU, and the timesteps to ask it for."""
+    """A copy of a solver that runs on the CPU, and the timesteps to run it through."""
     probe = deepcopy(solver)
     for name, value in vars(probe).items():
         if isinstance(value, Tensor):
             setattr(probe, name, value.cpu())
-    probe.is_scale_input_called = True  # or some complain that their input was not scaled
+    probe.is_scale_input_called = True  # otherwise some solvers warn that their input was not scaled
     return probe, torch.as_tensor(probe.timesteps if timesteps is None else timesteps).cpu()
 
 
 def _asked(solver: Any, timesteps: Sequence[Any] | Tensor | None) -> tuple[float, ...]:
     probe, times = _probe(solver, timesteps)
     steps = len(times)
-    outputs = torch.cat([torch.eye(steps), torch.ones(1, steps)])  # [each by itself and all of them, step]
+    outputs = torch.cat([torch.eye(steps), torch.ones(1, steps)])  # [each step's output alone, then all together; step]
     sample = torch.zeros(steps + 1, 1, 1, 1)
     for step, (time, output) in enumerate(zip(times, outputs.T, strict=True)):
         before = sample
-        # Of the class, because the scheduler's own may have been wrapped by whoever watches it.
+        # The class's `step`, because an enabled pipeline wraps the `step` of the instance.
         sample = type(probe).step(probe, output.view(-1, 1, 1, 1), time, sample, return_dict=False)[0]
         if not _alike(before[:step], sample[:step]):
             raise NoCourse("remembers the outputs of earlier steps, or adds random numbers")
@@ -121,7 +120,7 @@ def _asked(solver: Any, timesteps: Sequence[Any] | Tensor | None) -> tuple[float
 
 
 def _alike(before: Tensor, after: Tensor) -> bool:
-    """Whether all of them, which were given no output now, became the same multiple of what they were."""
+    """Whether this step, with an output of zero, multiplied all these samples by the same factor."""
     if len(before) < 2:
         return True
     return torch.allclose(after * before[-1], after[-1] * before, rtol=TOLERANCE, atol=0)

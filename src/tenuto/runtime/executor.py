@@ -6,19 +6,19 @@
 What is kept decides the path:
 
 output          the network is evaluated at some steps, and its output is predicted at the others (outputs)
-keys            of text: some positions are computed, and the others' keys and values are read again (keys)
-branch, update  every step evaluates the network; held units are added from what is kept of them (units)
+keys            for text: some positions are computed; the others' keys and values come from the KV cache (keys)
+branch, update  every step evaluates the network; for a held unit, its kept value is added to the stream (units)
 
 Three modes, one interface:
 
 eager   everything computed at every step, as if there were no schedule
-skip    what is held is skipped by Python, one step after the other
-jagged  one CUDA graph for each program: only what is computed is in it (stages)
+skip    Python runs the network and skips what is held
+jagged  one CUDA graph for each program; the graph contains only what is computed (stages)
 
-Skipping and graphs give the same up to the rounding of their kernels; `eager` gives what full inference gives.
+skip and jagged give the same result, up to the rounding of their kernels; eager gives the result of full inference.
 
-A generation owns all it keeps. Graphs and their buffers belong to the executor and serve one generation at a time. If
-another generation runs meanwhile, that one skips in Python, and a warning says so.
+Without graphs, a generation owns all it keeps. Graphs and their buffers belong to the executor and serve one generation
+at a time. If a second generation runs meanwhile, the second one skips in Python, and a warning says so.
 """
 
 import inspect
@@ -53,21 +53,21 @@ UNITS = ("branch", "update")  # what is kept of single units
 
 @dataclass(frozen=True)
 class Report:
-    """What an executor took."""
+    """What an executor recorded, kept and gave up."""
 
     mode: str
     patterns: int
     graphs: int
     capture_seconds: float
     cache_bytes: int  # of what is kept
-    graph_bytes: int  # that the graphs share, activations included
-    given_up: str  # for the bounds on memory and graphs; "" means nothing
-    corrected: bool  # whether a refresh corrected what was predicted before it, in the last generation
-    uncorrected_because: str  # and if not, why; "" where nothing was to be corrected
+    graph_bytes: int  # of the graphs' memory, activations included
+    given_up: str  # to stay within the bounds on memory and graphs; "" means nothing
+    corrected: bool  # whether refreshes corrected the outputs predicted before them, in the last generation
+    uncorrected_because: str  # if not, why; "" if there was nothing to correct
 
 
 class Slower(UserWarning):
-    """Graphs could not be used; the output is right, by a slower path."""
+    """The fastest path could not be used. The output is right, but takes longer."""
 
 
 class Executor:
@@ -87,10 +87,10 @@ class Executor:
         schedule  without one, everything is computed at every step
         mode      auto: jagged on a GPU, skip elsewhere
         compiled  compile the network's branch functions, each once
-        memory    how many bytes may be kept of units, for inputs of one shape; the report says what was given up for it
-        graphs    how many may be recorded, likewise; the nearest lifetimes are made one for that
-        offload   keep what graphs hold in the host's memory, which is slow and costs the device nothing
-        module    what the network runs, where it is no module itself
+        memory    the most bytes that may be kept of units, for inputs of one shape; the report says what was given up
+        graphs    the most graphs for inputs of one shape; if more are needed, the nearest lifetimes are merged
+        offload   keep what graphs hold in the host's memory: slow, but takes no memory of the device
+        module    the module that the network runs, if the network is not a module itself
         """
         if mode not in get_args(Mode):
             raise UsageError(f"The mode is one of {', '.join(get_args(Mode))}, not {mode!r}.")
@@ -109,7 +109,7 @@ class Executor:
         self.planner: Planner | None = None
         if schedule is not None and schedule.keep in UNITS:
             self.planner = Planner(network, self.module, schedule, None if offload else memory, graphs)
-        self.kept_bytes = 0  # of outputs or keys, where those are kept without graphs
+        self.kept_bytes = 0  # of outputs, and of keys that are kept without graphs
         self.course: Course | None = None  # of the last generation
         self.stages = Stages(self)
         self._warned: set[str] = set()
@@ -117,7 +117,7 @@ class Executor:
     def start(self, course: Course | None = None) -> "Generation":
         """A new generation, at its first step and with nothing kept.
 
-        course  of the sampler (tenuto.runtime.course); without one, nothing is corrected
+        course  the sampler's course (tenuto.runtime.course); without it, nothing is corrected
         """
         self.course = course
         return Generation(self, course)
@@ -129,7 +129,7 @@ class Executor:
 
     @cached_property
     def full_steps(self) -> list[bool]:
-        """Of each step, whether it computes everything."""
+        """[step]: whether the step computes everything."""
         return [] if self.schedule is None else self.schedule.full_steps.tolist()
 
     @property
@@ -138,33 +138,33 @@ class Executor:
         return plainly if self.compiled else plain
 
     def evaluates(self, step: int) -> bool:
-        """Whether the network is asked anything at a step."""
+        """Whether a step evaluates the network."""
         return self.keep != "output" or self.full_steps[step]
 
     def captures(self, device: torch.device) -> bool:
-        """Whether evaluations on this device are recorded, so that inputs had better keep their shapes."""
+        """Whether evaluations on this device are recorded. If they are, inputs should keep their shapes."""
         return self.schedule is not None and device.type == "cuda" and self.mode not in ("eager", "skip")
 
     def cells_for(self, plan: Plan, device: torch.device) -> Cells:
-        """Where graphs keep units."""
+        """The buffers in which graphs keep units."""
         return Planes(plan, device, self.offload)
 
     def plan(self, *inputs: Any, **named: Any) -> Plan:
-        """What the schedule means for inputs like these; nothing is computed."""
+        """The plan for such inputs; nothing is computed."""
         if self.planner is None:
             raise UsageError("Only where single units are held is there something to plan.")
         signature = signature_of(*tree_flatten((inputs, named)))
         return self.planner.plan(self.planner.chain(signature, inputs, named))[0]
 
     def evaluate(self, step: int, inputs: Any, named: Any, rows: Tensor | None, keys: Keys | None = None) -> Any:
-        """One evaluation in which no unit is held; with `keys`, of some positions only, unless the step is full."""
+        """One evaluation in which no unit is held. With `keys`, only full steps compute all positions."""
         if keys is None:
             return self.network(*inputs, **named, residual=self.in_full)
         memory = (keys, None if self.full_steps[step] else rows)
         return self.network(*inputs, **named, memory=memory, residual=self.in_full)
 
     def release(self) -> None:
-        """Let go of all graphs and what they keep; they are recorded again when they are needed."""
+        """Free all graphs and what they keep. Graphs are recorded again when they are needed."""
         self.stages.clear()
 
     def report(self) -> Report:
@@ -209,18 +209,18 @@ class Generation:
         self._outputs: Outputs | None = None
         if executor.schedule is not None and executor.keep == "output":
             self._outputs = Outputs(executor.schedule, None if course is None else course.weights)
-        self.step = 0  # how many were taken
+        self.step = 0  # how many steps were taken
         self.broken = False
         self.thread = get_ident()
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more will be read of what is kept."""
+        """Whether nothing that is kept will be read again."""
         schedule = self._executor.schedule
         return self.broken or (schedule is not None and self.step >= schedule.steps)
 
     def __call__(self, *inputs: Any, rows: Tensor | None = None, **named: Any) -> Any:
-        """One step. rows [B, P]: the positions that a schedule with rows computes of what is held."""
+        """One step. rows [B, P]: the positions that are computed while the others are held (schedules with rows)."""
         executor, schedule = self._executor, self._executor.schedule
         with compiling(executor.compiled):
             if schedule is None:
@@ -229,7 +229,7 @@ class Generation:
             try:
                 output = self._run(inputs, named, rows)
             except BaseException:
-                self.broken = True  # half a step was taken: what is kept belongs to no step
+                self.broken = True  # the step is half done, so what is kept belongs to no step
                 self._units = None
                 raise
         self.step += 1
@@ -278,18 +278,18 @@ class Generation:
 
 
 class Executors:
-    """Executors of one network, kept so that graphs recorded for one generation serve the next.
+    """The executors of one network, kept so that graphs recorded for one generation serve the next.
 
-    The one used longest ago gives way.
+    The least recently used executor is dropped.
     """
 
     def __init__(self, make: Callable[..., Executor], most: int = 4) -> None:
         self._make, self._most = make, most
-        self._kept: list[tuple[Any, Executor]] = []  # the one used last stands last
+        self._kept: list[tuple[Any, Executor]] = []  # the most recently used one stands last
         self._lock = Lock()
 
     def get(self, schedule: Schedule | None, mode: Mode = "auto", compiled: bool = False, lane: int = 0) -> Executor:
-        """lane: generations that run at the same time have executors of their own."""
+        """lane: generations that run at the same time use different lanes; each lane has its own executor."""
         with self._lock:
             how = (mode, compiled, lane)
             found = next((one for key, one in self._kept if key == how and one.schedule == schedule), None)
@@ -297,7 +297,7 @@ class Executors:
             if found is None:
                 found = self._make(schedule, mode=mode, compiled=compiled)
                 steps = None if schedule is None else schedule.steps
-                for _, other in others:  # their graphs take memory, and are recorded again when they are needed
+                for _, other in others:  # their graphs take memory, and can be recorded again
                     if other.schedule is not None and other.schedule.steps != steps:
                         other.release()
             while len(others) >= self._most:
@@ -320,8 +320,8 @@ _of_networks: "weakref.WeakKeyDictionary[nn.Module, Executors]" = weakref.WeakKe
 def executor_for(
     network: nn.Module, schedule: Schedule | None, mode: Mode = "auto", compiled: bool = False
 ) -> Executor:
-    """An executor of a network; one that was used before and does the same, if there is one."""
+    """An executor of a network. If an earlier one has the same schedule and options, that one is returned."""
     if network not in _of_networks:
-        proxy = weakref.proxy(network)  # or the network would be kept alive by being remembered
+        proxy = weakref.proxy(network)  # a strong reference would keep the network alive
         _of_networks[network] = Executors(lambda schedule, **how: Executor(proxy, schedule, **how))
     return _of_networks[network].get(schedule, mode, compiled)

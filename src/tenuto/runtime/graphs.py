@@ -24,7 +24,7 @@ _recording = Lock()
 
 @cache
 def recording_stream(device: torch.device) -> "torch.cuda.Stream":
-    """The stream that is recorded from, one for all: matrix libraries keep a workspace for every stream they see."""
+    """The one stream for all recordings on a device, because matrix libraries keep a workspace for every stream."""
     return torch.cuda.Stream(device)
 
 
@@ -35,10 +35,10 @@ class Buffers:
     inputs: list[Any]
     spec: TreeSpec
     outputs: list[Tensor] = field(default_factory=list)
-    output_spec: TreeSpec | None = None  # not known before something was evaluated
+    output_spec: TreeSpec | None = None  # unknown until the first evaluation
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What an evaluation on them is called with."""
+        """The arguments of an evaluation on these buffers."""
         inputs, named = tree_unflatten(self.inputs, self.spec)
         return inputs, dict(named)
 
@@ -59,7 +59,7 @@ class Graphs:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.capture_seconds = 0.0
-        self._pools = [torch.cuda.graph_pool_handle()]  # the last is recorded in
+        self._pools = [torch.cuda.graph_pool_handle()]  # new graphs are recorded in the last one
         self._stream = recording_stream(device)
         self._buffers: dict[Signature, Buffers] = {}
         self._graphs: dict[tuple[Any, Signature], torch.cuda.CUDAGraph] = {}
@@ -69,7 +69,7 @@ class Graphs:
 
     @property
     def bytes(self) -> int:
-        """Of the memory pools that the graphs share, and of their inputs and outputs."""
+        """The bytes of the graphs' memory pools, inputs and outputs."""
         mine = {tuple(pool) for pool in self._pools}
         pools = sum(one["total_size"] for one in torch.cuda.memory_snapshot() if tuple(one["segment_pool_id"]) in mine)
         static = (leaf for buffers in self._buffers.values() for leaf in (*buffers.inputs, *buffers.outputs))
@@ -89,9 +89,9 @@ class Graphs:
         return signature in self._buffers
 
     def filled(self, signature: Signature, leaves: Sequence[Any], spec: TreeSpec) -> Buffers:
-        """The buffers for such inputs, with these in them."""
+        """The buffers of a signature, filled with these inputs."""
         if signature not in self._buffers:
-            with torch.inference_mode(False):  # so that they may be used within it and without
+            with torch.inference_mode(False):  # so that they can be used inside and outside of inference mode
                 self._buffers[signature] = Buffers([_static(leaf) for leaf in leaves], spec)
         self._buffers[signature].fill(leaves)
         return self._buffers[signature]
@@ -100,12 +100,12 @@ class Graphs:
         return (program, signature) in self._graphs
 
     def capture(self, program: Any, signature: Signature, evaluate: Callable[..., Any], example: Any) -> None:
-        """Record what `evaluate` does on the buffers of a signature. It must have run on them, and given `example`.
+        """Record `evaluate` on the buffers of a signature. It must have run on them before and returned `example`.
 
-        Recording computes nothing: whatever the evaluation changes is as it was.
+        Recording computes nothing, so it changes no tensor.
         """
         start = time.perf_counter()
-        with _recording:  # one at a time: a process has one place to record in
+        with _recording:  # a process can record only one graph at a time
             buffers = self._buffers[signature]
             if buffers.output_spec is None:
                 _add_outputs(buffers, example)
@@ -119,8 +119,8 @@ class Graphs:
     def _recorded(self, buffers: Buffers, evaluate: Callable[..., Any]) -> "torch.cuda.CUDAGraph":
         with suppress(torch.cuda.OutOfMemoryError):
             return _record(self._pools[-1], buffers, evaluate)
-        # While torch records, its allocator cannot give back the memory that it keeps for later; now it can. The second
-        # try has a pool of its own, because torch may believe that a pool in which a recording failed is gone.
+        # While torch records, its allocator cannot free the memory that it caches; now it can. The second try uses a
+        # new pool, because torch may believe that a pool no longer exists after a recording in it failed.
         torch.cuda.empty_cache()
         self._pools.append(torch.cuda.graph_pool_handle())
         return _record(self._pools[-1], buffers, evaluate)
@@ -138,7 +138,7 @@ def _record(pool: Any, buffers: Buffers, evaluate: Callable[..., Any]) -> "torch
             static.copy_(output)
     except BaseException:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it is empty
+            warnings.simplefilter("ignore")  # torch warns that the graph is empty
             with suppress(RuntimeError):  # a broken recording has no proper end; the first error is the one to show
                 graph.capture_end()
             with suppress(RuntimeError):
@@ -149,7 +149,7 @@ def _record(pool: Any, buffers: Buffers, evaluate: Callable[..., Any]) -> "torch
 
 
 def _record_nothing() -> None:
-    """A recording that ends well. After one that did not, the generator of random numbers still believes in it."""
+    """Record an empty graph: after a failed recording, the random number generator still believes it is recorded."""
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(capture_error_mode="thread_local")
     graph.capture_end()
@@ -165,7 +165,7 @@ def _add_outputs(buffers: Buffers, example: Any) -> None:
 
 
 def _static(tensor: Any) -> Any:
-    """A tensor of the same shape and values; one that was expanded is written out, so that it can be filled."""
+    """A copy of a tensor. An expanded tensor gets memory for every element, so that it can be filled."""
     if not isinstance(tensor, Tensor):
         return tensor
     return (

@@ -1,4 +1,4 @@
-"""The network's output held: extrapolated at steps that do not evaluate the network, corrected at those that do."""
+"""Keeps the network's output: extrapolates it at steps that do not evaluate the network, corrects it at the others."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ class Outputs:
     """The last outputs of the network: extrapolated at steps that do not evaluate it, corrected at those that do."""
 
     def __init__(self, schedule: Schedule, course: Sequence[float] | None = None) -> None:
-        """course  how much each step's output counts in the sample that comes out, where the sampler can say"""
+        """course  how much each step's output counts in the final sample; None if this is unknown"""
         if course is not None and len(course) != schedule.steps:
             raise ScheduleError(f"A course of {len(course)} steps was given for a schedule of {schedule.steps}.")
         self._order = schedule.order
@@ -29,10 +29,10 @@ class Outputs:
         return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
 
     def take(self, step: int, output: Any) -> Any:
-        """Keep what was computed, and return what the sampler is given for it.
+        """Keep a computed output, and return the output for the sampler.
 
-        Both are corrected for what was predicted since the last refresh. They share no memory, because the sampler may
-        write into what it is given.
+        Both include the correction of the outputs predicted since the last refresh. They share no memory, because the
+        sampler may write into its output.
         """
         for leaf in tree_flatten(output)[0]:
             if not isinstance(leaf, Tensor | None | bool | int | float | str):
@@ -52,7 +52,7 @@ class Outputs:
         return given
 
     def at(self, step: int) -> Any:
-        """The output of a step that computes none."""
+        """The predicted output of a step that does not evaluate the network."""
         return self._summed(self._recipes[step].given)
 
     def _summed(self, amounts: dict[int, float]) -> Any:
@@ -65,7 +65,7 @@ class Outputs:
 
 
 def _weighted(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """In float32 at least: the weights are larger than one and of both signs."""
+    """The weighted sum, in float32 at least, because weights may be larger than one and of both signs."""
     wide = torch.promote_types(values[0].dtype, torch.float32)
     total = weights[0] * values[0].to(wide)
     for value, weight in zip(values[1:], weights[1:], strict=True):

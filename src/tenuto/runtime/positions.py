@@ -1,4 +1,4 @@
-"""Some positions of sequences, different ones in each: taken out, and put back."""
+"""Take some positions out of sequences, different ones in each sequence, and put them back."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ def take(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def put_(x: Tensor, rows: Tensor, values: Tensor) -> Tensor:
-    """Write values [B, P, D] into x [B, N, D] at rows [B, P]; a row that is named twice must have one value."""
+    """Write values [B, P, D] into x [B, N, D] at rows [B, P]. If a row is named twice, both values must be equal."""
     return x.scatter_(1, rows[:, :, None].expand(-1, -1, x.shape[-1]), values.to(x.dtype))
 
 

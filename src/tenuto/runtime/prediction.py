@@ -1,4 +1,4 @@
-"""The value of a step that computes nothing, predicted from the steps that computed it; and its correction.
+"""Predicts the value of a step that computes nothing from the last refreshes, and corrects the error afterwards.
 
 Prediction. A polynomial through the last refreshes is more accurate the higher its degree is, as long as the refreshes
 follow the smooth path of the trajectory. Whatever does not follow that path (the refreshes' own errors, a sudden change
@@ -6,24 +6,24 @@ in the network's output) is magnified by up to Σ|w|, the sum of the magnitudes 
 with the degree and with the distance. It depends on no data, so it is bounded before the run.
 
 Correction. At the next refresh the values in between can be interpolated, which is more accurate than extrapolating
-them. If the sampler adds values up, the refreshed value can therefore make up for what the sampler was given too much
-of, or too little: a predictor and a corrector, at no cost in evaluations. The refreshed value itself was computed from
-a sample that was slightly wrong. From the right sample the network would have seen almost the same picture, so it would
-have called most of the difference noise. That is why the refreshed value is changed as well: by that difference,
-divided by the noise that is left. Without this, the next refresh would correct the same error again and oscillate.
+them. If the sampler adds values up, the refreshed value can therefore correct the error of the predicted values: a
+predictor-corrector method that costs no evaluation. The refreshed value itself was computed from a sample that was
+slightly wrong. From the right sample, the network would have predicted almost the same picture and taken most of the
+difference for noise. That is why the refreshed value is changed as well: by that difference, divided by the noise that
+is left. Without this, the next refresh would correct the same error again and oscillate.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-STEADY = 7.0  # Σ|w| at most: a parabola may go on by as much as its refreshes lie apart
-NOISE = 0.75  # of a difference between two samples, what a network takes for noise and not for picture
+STEADY = 7.0  # the largest Σ|w|: a parabola may extrapolate as far as its refreshes lie apart
+NOISE = 0.75  # the share of a difference between two samples that a network takes for noise, not for picture
 
 
 def extrapolation_weights(nodes: Sequence[int], at: int) -> list[float]:
-    """With which weights the values at `nodes` are summed to predict the value at `at`.
+    """The weights of the values at `nodes` in the sum that predicts the value at `at`.
 
-    The polynomial goes through all nodes; or through the latest ones alone, if all of them would magnify too much.
+    The polynomial goes through all nodes. If this would magnify errors too much, it goes through the latest nodes only.
     """
     latest = sorted(nodes)
     weights = lagrange(latest, at)
@@ -35,7 +35,7 @@ def extrapolation_weights(nodes: Sequence[int], at: int) -> list[float]:
 
 
 def lagrange(nodes: Sequence[int], at: int) -> list[float]:
-    """The value at `at` of the polynomial through the values at `nodes` is their sum with these weights."""
+    """The weights with which the values at `nodes` sum to the value at `at` of the polynomial through them."""
     weights = []
     for i, node in enumerate(nodes):
         weight = 1.0
@@ -51,18 +51,18 @@ class Recipe:
     """What a step's value is made of: earlier refreshes, and the value computed now, each with its weight."""
 
     given: dict[int, float]  # step -> weight, in the value that the sampler is given
-    kept: dict[int, float]  # step -> weight, in the value that is kept; empty where nothing is computed
+    kept: dict[int, float]  # step -> weight, in the value that is kept; empty if nothing is computed
 
 
 def recipes(computed: Sequence[bool], order: int, course: Sequence[float] | None = None) -> list[Recipe]:
     """What the value of each step is made of.
 
     order   the degree of the polynomials
-    course  how much the value of each step counts in the sample that comes out. If it is given, a refresh corrects the
-            values that were predicted since the refresh before it
+    course  how much the value of each step counts in the final sample. If it is given, a refresh corrects the values
+            that were predicted since the refresh before it
     """
     made: list[Recipe] = []
-    known: list[int] = []  # steps at which it was computed
+    known: list[int] = []  # steps at which the value was computed
     for step, is_computed in enumerate(computed):
         last = known[-(order + 1) :]
         if not is_computed:
@@ -87,7 +87,7 @@ def _corrected(
             lacking[node] += course[held] * weight
         for node, weight in made[held].given.items():
             lacking[node] -= course[held] * weight
-    left = sum(course[step:])  # as much as there is noise
+    left = sum(course[step:])  # measures the noise that is left
     share = 1 / (1 + NOISE * of_this / left)
     change = {node: share * lacking[node] for node in nodes}  # of the sample
     kept = {node: (node == step) - NOISE * change[node] / left for node in nodes}

@@ -1,4 +1,4 @@
-"""The names of torch that are not public. An upgrade of torch that moves one of them breaks this file, and no other."""
+"""All private names of torch that Tenuto uses. If an upgrade of torch moves one of them, only this file breaks."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,8 +28,8 @@ __all__ = [
     "version_of",
 ]
 
-COMPILED = "_compiled_call_impl"  # where torch keeps a module's compiled call, and calls it
-HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # of a module, where it keeps those that run with its forward
+COMPILED = "_compiled_call_impl"  # the attribute with a module's compiled call, which torch calls
+HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # where a module keeps the hooks that run with its forward
 
 
 def fake_tensors() -> Any:
@@ -41,7 +41,7 @@ def fake_tensors() -> Any:
 
 @contextmanager
 def more_variants(most: int) -> Iterator[None]:
-    """Within the block, torch.compile may compile one function for so many different inputs."""
+    """Within the block, torch.compile may compile one function for up to `most` different inputs."""
     import torch._dynamo.config
 
     with torch._dynamo.config.patch(recompile_limit=most, accumulated_recompile_limit=4 * most):
@@ -54,14 +54,14 @@ def own_tensors(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def inner_module(module: nn.Module) -> nn.Module:
-    """The module that torch.compile(module) wrapped, or the module."""
+    """The module that torch.compile(module) wrapped, or the module itself if it is not wrapped."""
     inner = getattr(module, "_orig_mod", module)
     assert isinstance(inner, nn.Module)
     return inner
 
 
 def uncompiled_call(module: nn.Module) -> Callable[..., Any]:
-    """What module(…) calls where nothing was compiled."""
+    """What module(…) calls if nothing was compiled."""
     return module._call_impl
 
 
@@ -71,7 +71,7 @@ def runs_compiled(call: Any) -> bool:
 
 
 def version_of(tensor: Tensor) -> int:
-    """A number that grows whenever the tensor is written to in place; tensors made for inference have none."""
+    """A number that grows with every write into the tensor. Inference tensors have no such number: it is 0."""
     return 0 if tensor.is_inference() else tensor._version
 
 

@@ -16,7 +16,7 @@ Branch = Callable[..., Tensor]
 
 
 class SeamForward(partial[Any]):
-    """A block's forward written against the seam, in the place of its class's own."""
+    """A forward that uses the seam and replaces the forward of a block's class."""
 
 
 class Residual(Protocol):
@@ -24,10 +24,10 @@ class Residual(Protocol):
 
     unit    the unit's name, as listed by its architecture
     h       the live part: the current stream, or a shortcut convolution of it
-    branch  computes F(h; c); not called when the unit is held. A branch that can compute some positions only takes
-            their `rows`, [B, P]: units of language models are held but for the positions written meanwhile
-    gate    computes what the branch is multiplied by (AdaLN's gate), broadcastable to it; None means one.
-            A function too, so that a unit held after its gate computes no conditioning at all.
+    branch  computes F(h; c); not called when the unit is held. A branch that can compute single positions takes their
+            `rows`, [B, P]: in language models, held units are still computed at the positions written meanwhile
+    gate    computes the factor of the branch (AdaLN's gate), broadcastable to the branch; None means one.
+            The gate is a function, too, so that a unit held after its gate computes no conditioning at all.
     """
 
     def __call__(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor: ...
@@ -40,7 +40,7 @@ def plain(unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> T
 
 
 class Deferred:
-    """A value computed when it is first asked for, and once: conditioning that two units of a block share."""
+    """A value that is computed once, when it is first read: conditioning that two units of a block share."""
 
     def __init__(self, compute: Callable[[], tuple[Tensor, ...]]) -> None:
         self._compute = compute

@@ -1,4 +1,4 @@
-"""What inputs are like, apart from the values of their tensors: a plan, or a graph, serves all that are alike."""
+"""The signature of inputs: all but the values of their tensors. Inputs of one signature share one plan or graph."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ Signature = tuple[Any, ...]
 
 
 def signature_of(leaves: Sequence[Any], spec: TreeSpec) -> Signature:
-    """The inputs' shapes, strides, dtypes and devices, and whatever is no tensor."""
+    """The shapes, strides, dtypes and devices of all tensors, the values of all other inputs, and autocast's state."""
     autocast = (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"))
     described = (
         (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else ("value", leaf)

@@ -18,36 +18,36 @@ from tenuto.runtime.signature import Signature, hashable, signature_of
 if TYPE_CHECKING:
     from tenuto.runtime.executor import Executor, Generation
 
-STAGES = 4  # signatures of inputs whose graphs are kept; the one used longest ago gives way
-SIGNATURES = 8  # of inputs within a generation, for which graphs are recorded
-ROWS = "rows of held units"  # how they are called among the inputs of a graph
+STAGES = 4  # how many signatures of inputs keep their graphs; the least recently used one is dropped
+SIGNATURES = 8  # for how many signatures of inputs one stage records graphs
+ROWS = "rows of held units"  # the name of these positions among the inputs of a graph
 
 
 class Cells(Protocol):
-    """What is kept of single units, in buffers that never move, and the numbers of the current step beside them."""
+    """The kept values of single units, in buffers that never move, and the numbers of the current step."""
 
     @property
     def bytes(self) -> int:
-        """On the device."""
+        """Bytes on the device."""
 
     def reset(self) -> None: ...
 
     def at(self, step: int) -> None: ...
 
     def program(self, step: int) -> int:
-        """Steps with the same program can be replayed from one graph."""
+        """The number of the step's program. Steps with the same program share one graph."""
 
     def residual(self, step: int, rows: Tensor | None) -> Residual: ...
 
     def finish(self, residual: Residual) -> None:
-        """The step is over."""
+        """End a step."""
 
 
 class Stages:
     def __init__(self, executor: "Executor") -> None:
         self._executor = executor
         self._stages: dict[Signature, Stage] = {}
-        self._failed: set[Signature] = set()  # could not be recorded
+        self._failed: set[Signature] = set()  # signatures that could not be recorded
         self._lock = Lock()
 
     @property
@@ -69,16 +69,16 @@ class Stages:
     def clear(self) -> None:
         if self._stages:
             self._stages.clear()
-            torch.cuda.empty_cache()  # the memory of graphs serves nobody else before it is given back
+            torch.cuda.empty_cache()  # until this call, nothing else can use the memory of the graphs
 
     def acquire(
         self, generation: "Generation", signature: Signature, leaves: Sequence[Any], inputs: Any, named: Any
     ) -> "Stage | None":
-        """The graphs for such inputs, or None and a warning where there can be none."""
+        """The stage for such inputs. If graphs cannot be used: None, with a warning unless the mode implies it."""
         executor = self._executor
         device = self._device(signature, leaves)
         if device is None or signature in self._failed:
-            return None  # which was said when it failed
+            return None  # a warning, if one is due, was given already
         plan = None
         if executor.planner is not None:
             plan = executor.planner.plan_or_none(signature, inputs, named, executor.warn)
@@ -96,14 +96,14 @@ class Stages:
                 while len(self._stages) >= STAGES:
                     self._stages.pop(next(iter(self._stages)))
                 stage = Stage(Graphs(device), cells, Keys() if executor.keep == "keys" else None, weights)
-            self._stages[signature] = stage  # the newest last
+            self._stages[signature] = stage  # the most recently used one stands last
             if not stage.acquire(generation):
                 executor.warn("another generation is using the graphs")
                 return None
         return stage
 
     def _device(self, signature: Signature, leaves: Sequence[Any]) -> torch.device | None:
-        """The GPU that such inputs lie on; None, and a warning, where nothing can be recorded."""
+        """The GPU of the inputs. If nothing can be recorded: None, with a warning unless the mode implies it."""
         executor = self._executor
         if executor.mode in ("eager", "skip"):
             return None
@@ -122,14 +122,14 @@ class Stages:
         return on_gpu[0].device
 
     def _weights(self) -> tuple[int, ...]:
-        """Where the weights lie: graphs read them there, and must be recorded again if they were moved or replaced."""
+        """The addresses of the weights. Graphs read these addresses, so moved or replaced weights need new graphs."""
         module = self._executor.module
         if module is None:
             return ()
         return tuple(tensor.data_ptr() for tensor in (*module.parameters(), *module.buffers()))
 
     def failed(self, signature: Signature, why: str) -> None:
-        """Inputs like these cannot be recorded."""
+        """Remember that inputs of this signature cannot be recorded."""
         self._failed.add(signature)
         self._stages.pop(signature, None)
         self._executor.warn(why)
@@ -143,11 +143,11 @@ class Stage:
 
     def __init__(self, graphs: Graphs, cells: Cells | None, keys: Keys | None, weights: tuple[int, ...]) -> None:
         self.graphs = graphs
-        self.cells = cells  # where a schedule keeps units
-        self.keys = keys  # where it keeps keys
+        self.cells = cells  # None unless the schedule keeps units
+        self.keys = keys  # None unless the schedule keeps keys
         self.weights = weights
         self._owner: weakref.ref[Generation] | None = None
-        self._done: torch.cuda.Event | None = None  # of the last evaluation
+        self._done: torch.cuda.Event | None = None  # marks the end of the last evaluation
 
     @property
     def kept_bytes(self) -> int:
@@ -208,8 +208,8 @@ class Stage:
         if stages.has_failed(first):
             inputs, named = tree_unflatten(list(leaves), spec)
             return evaluate(*inputs, **named)
-        # The step itself, and the warm-up that recording needs: on the very tensors that will be recorded, because a
-        # compiled function would be compiled again for others.
+        # This evaluation is the step itself, and also the warm-up that recording needs. It uses the tensors that will
+        # be recorded, because a compiled function would be compiled again for other tensors.
         inputs, named = self.graphs.filled(signature, leaves, spec).arguments()
         output = evaluate(*inputs, **named)
         try:

@@ -1,9 +1,9 @@
 """Text from masks: the sampling loop of masked diffusion language models, block after block.
 
-It is LLaDA's `generate`, with the rules of Dream's `diffusion_generate` by which tokens are kept.
+It is LLaDA's `generate`, with the rules of Dream's `diffusion_generate` for which tokens to keep.
 
-Within a block every step is one network evaluation that writes a number of tokens known ahead, so nothing in it
-waits for the device: no value is read back, and every shape is fixed.
+Within a block every step is one network evaluation that writes a number of tokens known ahead. So the host does not
+wait for the device within a block: no value is read back, and every shape is fixed.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -19,8 +19,8 @@ from tenuto.models.language import LanguageConfig, LanguageNetwork
 from tenuto.runtime.executor import Executor, Mode, executor_for
 from tenuto.scheduling.schedule import Schedule
 
-# Which of the tokens predicted at a step are kept: the likeliest; those furthest before the second likeliest
-# (Dream's topk_margin); those of the distributions with the least entropy; any.
+# Which of the tokens predicted at a step are kept. low_confidence: the likeliest. margin: those furthest ahead of the
+# second likeliest (Dream's topk_margin). entropy: those whose distribution has the least entropy. random: any.
 Remasking = Literal["low_confidence", "margin", "entropy", "random"]
 
 
@@ -30,13 +30,13 @@ class MaskedSampling:
 
     steps: int = 128  # network evaluations, over all blocks
     length: int = 128  # tokens to write after each prompt
-    block_length: int = 32  # tokens finished before the next ones are begun
-    temperature: float = 0.0  # 0: the likeliest token
-    guidance: float = 0.0  # w in l_null + (w + 1) (l_prompt − l_null); 0 means none, and costs half
+    block_length: int = 32  # tokens of a block, which is finished before the next one begins
+    temperature: float = 0.0  # 0: always the likeliest token
+    guidance: float = 0.0  # w in l_null + (w + 1) (l_prompt − l_null); 0: no guidance, at half the cost
     remasking: Remasking = "low_confidence"
-    seed: int = 0  # of the first row; each next one's is one more
-    stop_at_eos: bool = True  # end when every row has ended; looked at between blocks only
-    top_p: float = 1.0  # only the likeliest tokens that together are as likely as this
+    seed: int = 0  # of the first row; each further row adds 1
+    stop_at_eos: bool = True  # stop when every row has ended; checked only between blocks
+    top_p: float = 1.0  # only the likeliest tokens whose probabilities add up to this
 
     def __post_init__(self) -> None:
         for name in ("steps", "length", "block_length"):
@@ -71,29 +71,29 @@ class MaskedSampling:
 
     @property
     def writes(self) -> tuple[int, ...]:
-        """How many tokens each step of a block writes: an even share, the remainder first."""
+        """How many tokens each step of a block writes: equal shares; the first steps also write the remainder."""
         steps = self.steps // self.blocks
         share, remainder = divmod(self.block_length, steps)
         return tuple(share + (step < remainder) for step in range(steps))
 
 
 def sampling_for(model: Model, **options: Any) -> MaskedSampling:
-    """How a model is sampled: as asked for, and by the rule of its family where nothing is said of it."""
+    """The sampling of a model: the given options, and by default its family's remasking rule."""
     return MaskedSampling(**{"remasking": model.architecture.remasking, **options})
 
 
 def block_length_for(length: int, schedule: Schedule | None) -> int:
-    """As many blocks as the schedule was made for; else one."""
+    """The length that gives as many blocks as the schedule was made for; if there is no such length, one block."""
     blocks = 1 if schedule is None else schedule.blocks
     return length // blocks if length % blocks == 0 else length
 
 
 @dataclass(frozen=True)
 class Written:
-    """What one step wrote. The tensors are on the model's device: reading them waits for it, passing them on does not.
+    """What one step wrote. The tensors are on the model's device, and only reading their values waits for the device.
 
     positions, tokens  [B, count]; positions are counted from the end of each prompt
-    first              the number of the batch's first prompt
+    first              the index of the batch's first prompt
     """
 
     positions: Tensor
@@ -113,12 +113,12 @@ def generate_tokens(
     """What the model writes after each prompt: [len(prompts), length], on the CPU.
 
     model     a network, or an executor that runs it under a schedule; steps are counted over all blocks
-    prompts   of any lengths; in a batch they are padded on the left. A mask in a prompt stays one
+    prompts   of any lengths; in a batch they are padded on the left. A mask in a prompt stays a mask
     progress  called after every step with the number of rows in the batch
     options   fields of `MaskedSampling`, instead of `sampling`
 
-    Random numbers depend on a row's own seed alone, so results do not depend on how rows are batched. With
-    `stop_at_eos` whatever would follow a row's first end-of-text is end-of-text.
+    Random numbers depend only on a row's own seed, so results do not depend on how rows are batched. With
+    `stop_at_eos`, end-of-text replaces every token after a row's first end-of-text.
     """
     if sampling is not None and options:
         raise UsageError("Give `sampling` or its fields, not both.")
@@ -140,9 +140,9 @@ def write_tokens(
     batch: int = 16,
     pad_to: int = 1,
 ) -> Generator[Written, None, Tensor]:
-    """`generate_tokens` step by step: yields what each step wrote, and returns what that returns.
+    """`generate_tokens` step by step: yields what each step wrote, and returns what `generate_tokens` returns.
 
-    pad_to  prompts are padded to a multiple of so many tokens: graphs recorded for one then serve others
+    pad_to  prompts are padded to a multiple of this number, so that graphs recorded for one prompt serve others
     """
     executor = Executor(model) if isinstance(model, nn.Module) else model
     config: LanguageConfig = executor.network.config  # type: ignore[attr-defined]
@@ -180,16 +180,16 @@ def _write_batch(
         rows = RowsOf(executor.schedule, sampling, width, len(prompts), device, getattr(network, "shift", 0))
     for first in range(width, tokens.shape[1], sampling.block_length):
         last = first + sampling.block_length
-        # The one place where the host waits for the device.
+        # This is the only place where the host waits for the device.
         if sampling.stop_at_eos and first > width and _all_ended(tokens[:, width:first], config.eos_token_id):
             tokens[:, first:] = config.eos_token_id
             break
         left = sampling.block_length
         for count in sampling.writes:
-            # Which places are still masked differs from row to row, but not how many: the shapes are known ahead.
+            # Rows differ in which places are still masked, but not in how many, so the shapes are known ahead.
             written = (tokens[:, first:last] != config.mask_token_id).to(torch.uint8)
             places = written.sort(dim=1, stable=True).indices[:, :left]  # within the block, from left to right
-            # A recorded evaluation wants inputs of one shape: the whole block, of which the written part is left out.
+            # A recorded evaluation needs inputs of one shape: the whole block. Written places are left out afterwards.
             asked = whole if recorded else places
             inputs, positions = tokens, first + asked
             if sampling.guidance:
@@ -220,7 +220,7 @@ def _write_batch(
 
 
 class RowsOf:
-    """Which positions held units are computed at: as many at each step, so that shapes are known ahead."""
+    """The positions at which held units are computed: the same number at each step, so that shapes are known ahead."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ class RowsOf:
         device: torch.device,
         shift: int = 0,
     ) -> None:
-        """shift: how many positions before a token its prediction is made; those before a block belong to it."""
+        """shift: a token is predicted this many positions before it; so a block includes the positions before it."""
         self.kind, self.full = schedule.rows, schedule.full_steps.tolist()
         self.wanted = self.kind != "none"
         self.step = 0
@@ -242,7 +242,7 @@ class RowsOf:
                 f"Rows 'block' need every unit computed at the first step of each block, which has {per_block} steps "
                 f"here; the schedule holds some. Make one with blocks={sampling.blocks}."
             )
-        self._count, written = 1, 0  # the most that are written between two full steps
+        self._count, written = 1, 0  # the most tokens written between two full steps
         for step, count in enumerate(writes):
             written = 0 if self.full[step] else written
             self._count = max(self._count, written)
@@ -252,7 +252,7 @@ class RowsOf:
         self._all = (width + torch.arange(-shift, sampling.length, device=device)).clamp(min=0).expand(batch, -1)
 
     def next(self, first: int) -> Tensor:
-        """Those of the coming step, [B, P]; `first` is where its block begins."""
+        """The rows of the next step, [B, P]; `first` is where the step's block begins."""
         if self.full[self.step]:
             self._written = []
         if self.kind == "block":
@@ -260,23 +260,23 @@ class RowsOf:
         if self.kind == "generated":
             return self._all
         if not self._written:
-            return self._all[:, :1].expand(-1, self._count).contiguous()  # laid out as the others: one signature
+            return self._all[:, :1].expand(-1, self._count).contiguous()  # same layout as the others: one signature
         rows = torch.cat(self._written, dim=1)
         return torch.cat([rows, rows[:, :1].expand(-1, self._count - rows.shape[1])], dim=1)
 
     def wrote(self, rows: Tensor) -> None:
-        """The step is over, and wrote these."""
+        """Record that the step is over and wrote these positions."""
         self._written.append(rows)
         self.step += 1
 
 
 def nucleus(logits: Tensor, sampling: MaskedSampling) -> Tensor:
-    """The likeliest tokens that together are as likely as top_p, at the temperature; the others are impossible."""
+    """Keep the likeliest tokens whose probabilities at the temperature add up to top_p; exclude the others."""
     if sampling.top_p == 1:
         return logits
     ordered, order = logits.sort(dim=-1, descending=True)
     likely = (ordered / (sampling.temperature or 1.0)).softmax(-1)
-    before = likely.cumsum(-1) - likely  # how likely those before each are
+    before = likely.cumsum(-1) - likely  # the probability of all tokens before each
     return torch.empty_like(logits).scatter_(-1, order, ordered.masked_fill(before >= sampling.top_p, float("-inf")))
 
 
@@ -289,10 +289,10 @@ def choose_tokens(
 ) -> Tensor:
     """A token for each place, [B, P, V] -> [B, P]: the likeliest, or at a temperature one drawn by the Gumbel trick.
 
-    A mask is never an answer. A trained network does not give it, and one with held branches must not get stuck on it.
+    The mask token is never chosen. A trained network does not predict it; a network with held branches might.
     """
     if sampling.temperature > 0:
-        # Published in this form, and in float64, because rounding here makes samples too likely: e^l / (−log u)^T
+        # e^l / (−log u)^T, as published: in float64, because rounding would favour the likely tokens too much
         noise = _draw(generators, (sampling.block_length, logits.shape[-1]), torch.float64, logits.device)
         noise = noise.gather(1, places[:, :, None].expand(-1, -1, logits.shape[-1]))
         logits = logits.double().exp() / (-noise.log()) ** sampling.temperature
@@ -302,9 +302,9 @@ def choose_tokens(
 def confidences(
     logits: Tensor, guesses: Tensor, sampling: MaskedSampling, generators: Sequence[torch.Generator], places: Tensor
 ) -> Tensor:
-    """[B, P]: how sure each guess is, or chance.
+    """[B, P]: the confidence in each guess, or random numbers.
 
-    As published, LLaDA's rule does not know the temperature, and Dream's (margin, entropy) do.
+    As published, LLaDA's rule ignores the temperature, and Dream's rules (margin, entropy) use it.
     """
     if sampling.remasking == "random":
         return _draw(generators, (sampling.block_length,), torch.float32, logits.device).gather(1, places)
@@ -318,15 +318,15 @@ def confidences(
 
 
 def most_confident(confidence: Tensor, count: int) -> Tensor:
-    """[B, P] -> the `count` surest of each row, [B, count]; of equals the one further left."""
-    # A stable sort rather than top-k, whose choice among equals differs between devices.
+    """[B, P] -> the `count` most confident places of each row, [B, count]; of equal ones, the leftmost."""
+    # A stable sort, not top-k, because top-k orders equal values differently on different devices.
     return confidence.sort(dim=1, descending=True, stable=True).indices[:, :count]
 
 
 def _padded(
     prompts: Sequence[Sequence[int]], length: int, config: LanguageConfig, pad_to: int
 ) -> tuple[Tensor, Tensor]:
-    """Prompts aligned at their ends with `length` masks behind them, and which tokens are no padding: each [B, N]."""
+    """Prompts padded on the left, followed by `length` masks, and which tokens are not padding: each [B, N]."""
     width = -(-max(len(prompt) for prompt in prompts) // pad_to) * pad_to
     tokens = torch.full((len(prompts), width + length), config.mask_token_id)
     real = torch.ones_like(tokens, dtype=torch.bool)
@@ -341,7 +341,7 @@ def _padded(
 def _draw(
     generators: Sequence[torch.Generator], shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Uniform numbers [len(generators), *shape], each row from its own generator; the copy does not wait."""
+    """Uniform numbers [len(generators), *shape], each row from its own generator; the copy does not block the host."""
     noise = torch.stack([torch.rand(tuple(shape), generator=generator, dtype=dtype) for generator in generators])
     return noise.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else noise.to(device)
 
@@ -409,7 +409,7 @@ def generate_text(
 
 
 def encoded(model: Model, prompts: Sequence[Any], chat: bool = False) -> list[list[int]]:
-    """The tokens of texts, or with `chat` of what a user says; a conversation is a list of messages."""
+    """The tokens of each prompt; `chat` wraps a text as a user message. A conversation is a list of messages."""
     if model.architecture.asks_for != "prompt":
         raise UsageError(f"{model.name} draws, it does not write; use generate.")
     if isinstance(prompts, str):

@@ -18,7 +18,7 @@ from tenuto.runtime.executor import Executor, Mode, executor_for
 from tenuto.scheduling.schedule import Schedule
 
 Solver = Literal["ddim", "dpm++"]
-PREPARED_BYTES = 32 * 2**20  # of conditioning worked out ahead; more takes memory and saves little
+PREPARED_BYTES = 32 * 2**20  # of conditioning computed ahead at once; more takes memory and saves little
 
 
 @dataclass(frozen=True)
@@ -64,18 +64,17 @@ def generate_batches(
     progress: Callable[[int], object] = lambda images: None,
     **options: Any,
 ) -> Iterator[Tensor]:
-    """A sample of the model's own space for each class or caption, batch after batch: each [B, C, H, W], nominally in
-    [-1, 1].
+    """Images or latents, one for each class or caption, in batches: each [B, C, H, W], nominally in [-1, 1].
 
-    classes   numbers or names, of a model that draws classes; captions, of one that draws captions
-    seeds     one for each sample; by default seed, seed + 1, …. Noise depends on a sample's own seed alone, so
+    classes   numbers or names, if the model draws classes; if it draws captions, give `captions`
+    seeds     one for each sample; by default seed, seed + 1, …. Noise depends only on a sample's own seed, so
               results do not depend on how samples are batched
     mode      how the schedule is run: auto, eager, skip or jagged (see tenuto.runtime.executor)
     compiled  compile the network's branches first, each kind once
-    executor  one of your own, which runs the network instead of `schedule`, `mode` and `compiled`
+    executor  your own executor, instead of `schedule`, `mode` and `compiled`
     progress  called after every step with the number of images in the batch
-    options   fields of `Sampling` (steps, solver, guidance, guided_channels), instead of `sampling`; steps are the
-              schedule's unless given
+    options   fields of `Sampling` (steps, solver, guidance, guided_channels), instead of `sampling`; by
+              default steps are the schedule's
     """
     if not isinstance(model, Model):
         raise UsageError(f"A loaded model is needed: tenuto.load(…) gives one, not a {type(model).__name__}.")
@@ -126,7 +125,7 @@ def _sample_batch(
     for t, time, named in zip(solver.timesteps, times, ahead, strict=True):
         inputs = torch.cat([x, x]) if guided else x
         output = evaluate(inputs.to(model.dtype), time.expand(len(inputs)), *conditions, **named)
-        noise = output[:, : x.shape[1]].float()  # a learned variance, behind it, is of no use to these solvers
+        noise = output[:, : x.shape[1]].float()  # without a learned variance, which these solvers do not use
         if guided:
             noise = guide(noise, guidance, sampling.guided_channels)
         x = solver.step(noise, t, x, return_dict=False)[0]
@@ -137,11 +136,11 @@ def _sample_batch(
 def prepared(
     network: Any, times: Tensor, conditions: Sequence[Any], needed: Sequence[bool]
 ) -> Iterator[dict[str, Any]]:
-    """For each timestep that is needed, what the network can work out of it ahead; nothing for the others."""
+    """For each needed timestep, the arguments that the network can compute ahead; for the others, no arguments."""
     ready: Iterator[dict[str, Any]] = iter(())
     if hasattr(network, "prepare") and any(needed):
         wanted = torch.stack([time for time, is_needed in zip(times, needed, strict=True) if is_needed])
-        count = max(1, PREPARED_BYTES // network.prepared_bytes(len(conditions[0])))  # at once, as many as fit
+        count = max(1, PREPARED_BYTES // network.prepared_bytes(len(conditions[0])))  # timesteps at once
         ready = (each for chunk in wanted.split(count) for each in network.prepare(chunk, *conditions))
     yield from (next(ready, {}) if is_needed else {} for is_needed in needed)
 
@@ -154,8 +153,8 @@ def _class_conditions(model: Model, classes: Sequence[int], guided: bool) -> tup
 
 
 def _caption_conditions(model: Model, captions: Sequence[str], guided: bool) -> tuple[Tensor, dict[str, Tensor]]:
-    """What SDXL's UNet asks for: the tokens' vectors, the caption's own, and the size and crop of the picture."""
-    texts = [*captions, *([""] * len(captions) if guided else [])]  # the empty caption is the one to lead away from
+    """What SDXL's UNet needs: vectors of the tokens, one of the caption, and the size and crop of the picture."""
+    texts = [*captions, *([""] * len(captions) if guided else [])]  # guidance leads away from the empty caption
     tokens, pooled = model.text_encoder(model.text_encoder.tokenize(texts).to(model.device))
     _, height, width = model.config.sample_shape
     sizes = torch.tensor([height, width, 0, 0, height, width], device=model.device).expand(len(texts), -1)
@@ -163,7 +162,7 @@ def _caption_conditions(model: Model, captions: Sequence[str], guided: bool) -> 
 
 
 def guide(noise: Tensor, guidance: float, channels: int | None = None) -> Tensor:
-    """ε_null + w (ε_class − ε_null) from a batch of both halves; of unguided channels ε_class is kept."""
+    """ε_null + w (ε_class − ε_null) from a batch of both halves; unguided channels keep ε_class."""
     conditional, unconditional = noise.chunk(2)
     guided = unconditional + guidance * (conditional - unconditional)
     n = noise.shape[1] if channels is None else channels
@@ -187,7 +186,7 @@ def make_solver(noise: NoiseLevels, sampling: Sampling) -> Any:
     )
     solver.set_timesteps(sampling.steps)
     timesteps = [int(t) for t in solver.timesteps]
-    # Many steps do not divide the timesteps evenly: diffusers then begins far below pure noise, or repeats itself.
+    # If steps do not divide the timesteps evenly, diffusers may begin far below pure noise or repeat a timestep.
     begins_early = timesteps[0] < 0.8 * noise.timesteps * (sampling.steps > 5)
     if len(set(timesteps)) < len(timesteps) or begins_early or timesteps[0] >= noise.timesteps:
         raise UsageError(
@@ -199,12 +198,12 @@ def make_solver(noise: NoiseLevels, sampling: Sampling) -> Any:
 
 @lru_cache(maxsize=64)
 def sampler_course(noise: NoiseLevels, sampling: Sampling) -> Course:
-    """How much the output of each step counts in the sample that comes out."""
+    """How much the output of each step contributes to the final sample."""
     return course_of(make_solver(noise, sampling))
 
 
 def log_snr(noise: NoiseLevels, sampling: Sampling) -> list[float]:
-    """Half the logarithm of the signal-to-noise ratio at each step: how far along the trajectory it is."""
+    """Half the logarithm of the signal-to-noise ratio at each step: how far along the trajectory the step is."""
     solver = make_solver(noise, sampling)
     kept = solver.alphas_cumprod[solver.timesteps.long()].double().clamp(1e-9, 1 - 1e-9)
     levels: list[float] = (0.5 * (kept / (1 - kept)).log()).tolist()
@@ -212,7 +211,7 @@ def log_snr(noise: NoiseLevels, sampling: Sampling) -> list[float]:
 
 
 def vae_of(model: Model, path: Path | None = None) -> Any:
-    """The VAE that makes pictures of a model's latents: at a path, or beside the model; None where it needs none."""
+    """The VAE that decodes a model's latents, at a path or beside the model; None if the model needs no VAE."""
     beside = None if model.path is None else model.path / "vae"
     path = path or (beside if beside is not None and beside.is_dir() else None)
     channels = model.config.sample_shape[0]
@@ -228,7 +227,7 @@ def load_vae(path: Path, device: torch.device) -> Any:
     """The VAE in a diffusers directory."""
     from diffusers import AutoencoderKL
 
-    if not path.is_dir():  # or diffusers would look for it on the hub
+    if not path.is_dir():  # otherwise diffusers would look on the hub
         raise CheckpointError(f"{path} holds no VAE: there is no such directory.")
     try:
         return AutoencoderKL.from_pretrained(str(path)).to(device)

@@ -1,1 +1,1 @@
-"""What is computed at which step: plain numbers, decided before the run; no weight is looked at."""
+"""What is computed at which step: plain numbers, decided before the run, without reading any weight."""

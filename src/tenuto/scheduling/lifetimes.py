@@ -1,7 +1,7 @@
-"""The paper's schedules: each unit computed until its lifetime ends, and then held for good.
+"""The paper's schedules: each unit is computed until its lifetime ends, and then held for good.
 
-S_ℓ = max{S_min, ⌈T min(1, Λ̂_ℓ / τ)⌉}. When to use it: to repeat the paper. On networks that were really trained it
-destroys the picture at a third of the work (docs/schedules.md), whatever the ranking of the units.
+S_ℓ = max{S_min, ⌈T min(1, Λ̂_ℓ / τ)⌉}. Use this policy only to repeat the paper. On trained networks, such a schedule
+destroys the picture at a third of the work (docs/schedules.md), with every ranking of the units.
 """
 
 import math
@@ -31,7 +31,7 @@ def lifetimes(
     predict: Predict = "constant",
     keep: Keep = "update",
 ) -> Schedule:
-    """The paper's schedule, from τ or from the budget that τ should give (the nearest there is)."""
+    """The paper's schedule, from τ or from a budget; a budget selects the τ that comes nearest to it."""
     check_request(steps, budget)
     if tau is not None and budget is not None:
         raise UsageError("Give tau or a budget, not both: one follows from the other.")
@@ -50,7 +50,7 @@ def lifetimes(
 
 
 def lifetime_pattern(last: NDArray[np.int_], steps: int) -> NDArray[np.bool_]:
-    """[unit, step]: each unit computed until its last step, counted from 1."""
+    """[unit, step]: each unit is computed until its last step, counted from 1."""
     pattern: NDArray[np.bool_] = np.arange(1, steps + 1)[None, :] <= last[:, None]
     return pattern
 
@@ -62,10 +62,10 @@ def lifetimes_at(scores: Sequence[float], steps: int, tau: float, min_lifetime: 
 
 
 def tau_for_budget(scores: Sequence[float], steps: int, budget: float, min_lifetime: float = MIN_LIFETIME) -> float:
-    """The τ whose lifetimes come nearest to `budget`; of two as near, the one that computes more.
+    """The τ whose lifetimes come nearest to `budget`; of two equally near, the one that computes more.
 
-    Σ S_ℓ never grows with τ, and falls only where some T Λ̂_ℓ / τ is a whole number: trying those τ tries every
-    achievable sum, so the answer is exact.
+    Σ S_ℓ never grows with τ, and falls only where some T Λ̂_ℓ / τ is a whole number. The search covers these τ, which
+    give every achievable sum, so the answer is exact.
     """
     breakpoints = {steps * score / whole for score in scores if score > 0 for whole in range(1, steps + 1)}
     candidates = sorted(breakpoints) or [TAU]
@@ -83,10 +83,10 @@ def tau_for_budget(scores: Sequence[float], steps: int, budget: float, min_lifet
 
 
 def with_fewer_lifetimes(schedule: Schedule, most: int) -> Schedule:
-    """The schedule with at most so many different lifetimes: the nearest are made one, until they are few enough.
+    """The schedule with at most `most` different lifetimes: the nearest two are merged until they are few enough.
 
-    Of two that become one, the units of the rarer take the lifetime of the commoner, or of the longer if they are as
-    many: that moves the fewest unit-steps.
+    When two lifetimes are merged, the units of the rarer one take the more common one, or the longer one if both are
+    equally common. This changes the fewest unit-steps.
     """
     if most < 1:
         raise UsageError(f"At least one lifetime must remain, not {most}.")
@@ -105,9 +105,9 @@ def with_fewer_lifetimes(schedule: Schedule, most: int) -> Schedule:
 
 
 def with_neighbours_alike(schedule: Schedule, size: int) -> Schedule:
-    """The schedule with neighbours in groups of so many, each with its group's mean lifetime.
+    """The schedule with neighbouring units in groups of `size`; each unit gets the mean lifetime of its group.
 
-    Units held next to each other are kept as one sum, so this needs fewer buffers; the work stays what it was, up to
+    Neighbours that are held together are kept as one sum, so this needs fewer buffers. The work stays the same, up to
     rounding.
     """
     _check_lifetimes(schedule)
@@ -130,5 +130,5 @@ def _check_lifetimes(schedule: Schedule) -> None:
 
 
 def _exact(product: float) -> float:
-    """The product less the rounding that lifts a whole number over its ceiling (100 · 0.07 = 7.000000000000001)."""
+    """The product without the rounding error that would raise its ceiling by one (100 · 0.07 = 7.000000000000001)."""
     return round(product, 9)

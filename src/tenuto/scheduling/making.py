@@ -1,4 +1,4 @@
-"""What all policies share: the checks of what was asked for, and the making of the schedule."""
+"""What all policies share: checking the request, and making the schedule."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ def make(
     corrected: bool = False,
     fingerprint: str | None = None,
 ) -> Schedule:
-    """fingerprint: of the weights whose scores decided; None where no score was read, so that any weights will do."""
+    """fingerprint: of the weights whose scores decided; None if no score was read, so that any weights fit."""
     return Schedule(
         units=tuple(unit.name for unit in subject.units),
         active=active,

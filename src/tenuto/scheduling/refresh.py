@@ -1,7 +1,7 @@
-"""Pictures: the network evaluated at some steps, and what it gave extrapolated in between.
+"""For pictures: evaluate the network at some steps, and extrapolate in between.
 
-It is evaluated at every R-th step; once more near the beginning, where there is nothing yet to extrapolate from; and at
-the last few steps, where the noise falls fastest. This is the default.
+The network is evaluated at every R-th step; once more near the beginning, because there is nothing yet to extrapolate
+from; and at the last few steps, because the noise falls fastest there. This is the default.
 """
 
 import math
@@ -17,8 +17,8 @@ from tenuto.scoring.units import Subject
 
 BUDGET = 0.25
 CLOSING = 3  # steps at the end that compute everything
-MANY = 10  # refreshes, from which on those are a small part of the work
-FEW = 6  # refreshes, below which a line is the most that can be laid through them
+MANY = 10  # refreshes; with so many or more, the closing steps are a small part of the work
+FEW = 6  # refreshes; with fewer, extrapolation is linear
 
 
 def refresh(
@@ -33,20 +33,19 @@ def refresh(
     keep: Keep | None = None,
     correction: bool | None = None,
 ) -> Schedule:
-    """Every unit computed at steps 1, 1+R, 1+2R, … and at the last `closing` ones.
+    """Every unit is computed at steps 1, 1+R, 1+2R, … and at the last `closing` steps.
 
-    every, budget  R, or the budget whose R is nearest
-    opening        whether it is computed once more half-way to the second refresh, before which there is nothing to
-                   extrapolate from; by default where refreshes are many
-    closing        by default three; one where refreshes are few and those would be a large part of the work (but where
-                   units are held, an opening one instead), and none where there are so few that they had better be
-                   spread evenly
-    predict        by default cubic, through the last four refreshes; quadratic, or linear, where refreshes are few
-    keep           by default the network's output, which takes no memory to speak of and no time at all in between.
-                   branch and update keep every unit by itself, which preserves more detail where refreshes are few and
+    every, budget  the period R, or a budget, which selects the R nearest to it
+    opening        whether to compute once more half-way to the second refresh, because before it there is only one
+                   value to extrapolate from. By default with 10 refreshes or more; with 6 to 9, only if units are kept
+    closing        how many of the last steps to compute. By default three with 10 refreshes or more; with 6 to 9, one,
+                   or none if units are kept; with fewer, none, because few refreshes are better spread evenly
+    predict        by default cubic, through the last four refreshes; quadratic with 6 to 9 refreshes, linear with fewer
+    keep           by default the network's output, which takes little memory, and almost no time at steps in between.
+                   branch and update keep every unit by itself: this preserves more detail if refreshes are few, but
                    takes longer
-    correction     whether a refresh makes up for what was extrapolated since the last one; by default where the output
-                   is kept. It takes a sampler that can say how it adds outputs up, as those without randomness can
+    correction     whether a refresh corrects what was extrapolated since the last refresh; by default if the output is
+                   kept. The sampler needs a course (tenuto.runtime.course)
     """
     check_request(steps, budget)
     if every is not None and budget is not None:
@@ -66,14 +65,14 @@ def refresh(
 
 
 def refresh_pattern(units: int, steps: int, every: int, closing: int = 0, opening: bool = False) -> NDArray[np.bool_]:
-    """[unit, step]: all units computed together at every R-th step, at the last ones, and half-way to the second."""
+    """[unit, step]: all units together, at every R-th step, at the last steps, and half-way to the second refresh."""
     step = np.arange(steps)
     computed = (step % every == 0) | (step >= steps - closing) | (opening & (step == every // 2))
     return np.tile(computed, (units, 1))
 
 
 def _ends(steps: int, every: int, opening: bool | None, closing: int | None, keep: Keep) -> tuple[bool, int]:
-    """How it begins and ends where nobody says."""
+    """Whether there is an opening step, and how many closing steps; None selects the default."""
     refreshes = math.ceil(steps / every)
     many, few = refreshes >= MANY, FEW <= refreshes < MANY
     begins = (many or (few and keep != "output")) and every > 2
@@ -91,7 +90,7 @@ def like(schedule: Schedule, every: int, predict: Predict | None = None) -> Sche
 
 
 def degree_for(steps: int, every: int) -> Predict:
-    """By a polynomial of as high a degree as the distance between refreshes bears."""
+    """The degree of the polynomial: the more refreshes, the higher."""
     refreshes = math.ceil(steps / every)
     return "cubic" if refreshes >= MANY else "quadratic" if refreshes >= FEW else "linear"
 
@@ -99,7 +98,7 @@ def degree_for(steps: int, every: int) -> Predict:
 def period_for_budget(
     steps: int, budget: float, opening: bool | None = None, closing: int | None = None, keep: Keep = "output"
 ) -> int:
-    """The refresh period R whose share of the steps is nearest to `budget`; of two as near, the shorter."""
+    """The refresh period R whose share of the steps is nearest to `budget`; of two equally near, the shorter."""
 
     def share(every: int) -> float:
         first, last = _ends(steps, every, opening, closing, keep)

@@ -1,4 +1,4 @@
-"""Text: everything computed at the first step of a block, and then only the positions that matter."""
+"""For text: compute everything at some steps, and only the positions that matter at the others."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ from tenuto.scheduling.refresh import BUDGET
 from tenuto.scheduling.schedule import Keep, Rows, Schedule
 from tenuto.scoring.units import Subject
 
-WRITTEN = 4  # the period where held units are computed at written positions only
+WRITTEN = 4  # the default period if held units are computed at written positions only
 
 
 def rewrite(
@@ -22,16 +22,16 @@ def rewrite(
     rows: Rows | None = None,
     held: float | None = None,
 ) -> Schedule:
-    """For text: everything computed at some steps, and only the positions that matter at the others.
+    """For text: compute everything at some steps, and only the positions that matter at the others.
 
-    every, budget  the refresh period within a block, or a budget that is not exceeded. Blocks leave few periods to
-                   choose from, and the nearest one could mean to compute everything
-    blocks         how many the text is written in; each begins with a full step
+    every, budget  the refresh period within a block; or a budget, which is not exceeded if possible. Blocks leave few
+                   periods to choose from, and the period nearest to the budget could mean to compute everything
+    blocks         how many blocks the text is written in; each block begins with a full step
     rows           the positions that are computed at every step. By default, with several blocks: those of the block
                    that is being written. With one block: those written since the last full step
     held           the share of units that are ever held; the others are computed at every step. Held units are those in
                    the middle of the network, because the first units read what was written and the last decide what to
-                   write. By default all units, if the whole block is computed; else as many as the budget asks for,
+                   write. By default all units, if the whole block is computed; else as many as the budget requires,
                    refreshed every fourth step
     """
     check_request(steps, budget)
@@ -61,13 +61,13 @@ def rewrite(
     if every < 1:
         raise UsageError(f"The refresh period must be at least 1 step, not {every}.")
     policy = {"name": "rewrite", "every": every, "held": held, "budget": budget}
-    # Where all units are held outside the block, nothing changes there: its keys and values are all that is needed.
+    # If all units are held outside these positions, nothing changes there, and only the KV cache must be kept.
     keep: Keep = "keys" if rows in ("block", "generated") and chosen.all() else "update"
     return make(subject, pattern(every), "constant", keep, policy, rows=rows, blocks=blocks)
 
 
 def middle(units: int, share: float) -> NDArray[np.bool_]:
-    """[unit]: a share of them, those furthest from both ends of the network."""
+    """[unit]: whether the unit belongs to this share of the units, in the middle of the network."""
     count = max(1, round(share * units))
     first = (units - count) // 2
     place = np.arange(units)

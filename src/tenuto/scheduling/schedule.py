@@ -24,15 +24,15 @@ FORMAT = "tenuto.schedule/2"
 FIRST_FORMAT = "tenuto.schedule/1"
 COMPUTED, HELD = "#", "."
 
-# What is kept. Of a unit: its update after the timestep's gate (the paper), or its branch before the gate, which then
-# stays live. Where all units are computed together: the network's output alone, so that steps in between do not
-# evaluate the network; or, of text, the keys and values of every attention, so that steps in between evaluate the
-# network at some positions only.
+# What is kept. Of each unit: its update after the timestep's gate (the paper), or its branch before the gate; the gate
+# is then computed at every step. If all units are computed together: the network's output alone, so that steps in
+# between do not evaluate the network; or, for text, the KV cache of every attention, so that steps in between evaluate
+# the network at some positions only.
 Keep = Literal["update", "branch", "output", "keys"]
-# How it is carried on: as it was, or extrapolated through its last refreshes by a polynomial of this degree.
+# How a kept value is predicted: as it was, or extrapolated by a polynomial of this degree through its last refreshes.
 Predict = Literal["constant", "linear", "quadratic", "cubic"]
-# Of text: the positions at which held units are computed all the same. Those written since the last step that computed
-# every unit, those of the block that is being written, all that are to be written, or none.
+# For text: the positions at which held units are computed nevertheless. None; those written since the last step that
+# computed every unit; those of the block that is being written; or all that are to be written.
 Rows = Literal["none", "written", "block", "generated"]
 
 
@@ -44,11 +44,11 @@ class Schedule:
     predict: Predict
     keep: Keep
     model: str
-    fingerprint: str | None  # of the weights whose scores decided; None: no weight was read, and any will do
+    fingerprint: str | None  # of the weights whose scores decided; None: no weight was read, and any weights fit
     policy: dict[str, Any] = field(default_factory=dict)  # the policy's name and the parameters that made this schedule
     rows: Rows = "none"
-    corrected: bool = False  # whether a computed output makes up for those extrapolated since the last
-    blocks: int = 1  # of text: how many the generation is written in, each beginning with a full step
+    corrected: bool = False  # whether a computed output corrects those extrapolated since the last one
+    blocks: int = 1  # for text: how many blocks it is written in; each begins with a full step
     version: str = __version__
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class Schedule:
 
     @property
     def order(self) -> int:
-        """Degree of the polynomial a held unit is extrapolated by."""
+        """Degree of the polynomial that extrapolates kept values."""
         return get_args(Predict).index(self.predict)
 
     @property
@@ -146,7 +146,7 @@ class Schedule:
     ) -> None:
         """Refuse to run on a model that this schedule was not made for.
 
-        fingerprints  of the model's weights; asked for only if some weights decided, because it reads them all
+        fingerprints  those of the model's weights; called only if the schedule has one, because it reads all weights
         remedy        how to make a schedule that fits
         """
         remedy = remedy or f"tenuto schedule {model} --steps {self.steps}"
@@ -166,7 +166,7 @@ class Schedule:
             )
 
     def part(self, first: int, steps: int) -> "Schedule":
-        """Some of its steps, for a loop that leaves the others out; the first of them computes everything."""
+        """A schedule of some steps, for a loop that leaves out the others. Its first step computes everything."""
         active = self.active[:, first : first + steps].copy()
         active[:, 0] = True
         return replace(self, active=active, blocks=1)
@@ -198,7 +198,7 @@ def to_json(schedule: Schedule) -> dict[str, Any]:
 
 
 def identity(schedule: Schedule | None) -> dict[str, Any] | None:
-    """What to note of a schedule beside what was made with it: a digest of all it says, its policy and its work."""
+    """What to record of a schedule next to its results: a digest of the whole schedule, its policy and its work."""
     if schedule is None:
         return None
     digest = hashlib.sha256(json.dumps(to_json(schedule), sort_keys=True).encode()).hexdigest()
@@ -221,10 +221,10 @@ def from_json(record: dict[str, Any], where: str) -> Schedule:
 
 
 def _of_second_format(record: dict[str, Any], where: str) -> dict[str, Any]:
-    """A record of the first format in the words of the second; and says so."""
+    """Convert a record of the first format to the second, with a warning."""
     sentence = f"{where} is a schedule of the first format. It is read; save it again to bring it up to date."
     warnings.warn(sentence, stacklevel=2)
-    record = {"rows": "none", "corrected": False, **record}  # which the first files did not have
+    record = {"rows": "none", "corrected": False, **record}  # the first format had neither
     policy = record.get("policy")
     blocks = policy.get("blocks", 1) if isinstance(policy, dict) else 1
     predict = {"hold": "constant"}.get(str(record.get("reuse")), record.get("reuse"))

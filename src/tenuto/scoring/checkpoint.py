@@ -1,4 +1,4 @@
-"""Files to tensors: a checkpoint is opened, its keys and shapes known, and its tensors read one at a time.
+"""Files to tensors: open a checkpoint, list its keys and shapes, and read its tensors one at a time.
 
 A checkpoint is a directory (`config.json` and safetensors, one file or many) or a bare `.safetensors` / `.pt` file.
 """
@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from tenuto.errors import CheckpointError, first_line
 from tenuto.files import check_regular, read_json
 
-DENOISERS = ("unet", "transformer")  # where a diffusers pipeline keeps it
+DENOISERS = ("unet", "transformer")  # where a diffusers pipeline keeps its denoiser
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")
 NESTS = ("ema", "state_dict", "model")  # where a pickled training state keeps the weights to sample with
 
 
 class Tensors(Protocol):
-    """Named tensors that can be read one at a time, wherever they lie."""
+    """Named tensors that can be read one at a time, from any source."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
@@ -38,7 +38,7 @@ class Checkpoint:
     """Tensors on disk."""
 
     path: Path
-    config: dict[str, Any] | None  # what config.json says, where there is one
+    config: dict[str, Any] | None  # the content of config.json, if there is one
     shapes: Mapping[str, tuple[int, ...]]  # in file order
     files: tuple[Path, ...]
     _readers: Mapping[str, Callable[[], Tensor]]
@@ -47,11 +47,11 @@ class Checkpoint:
         return self._readers[key]()
 
     def files_seen(self) -> list[list[Any]]:
-        """Name, size and time of each file: what tells whether a checkpoint is the one of an earlier run."""
+        """Name, size and time of each file. They show whether the checkpoint is the same as in an earlier run."""
         return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in self.files]
 
     def renamed(self, names: Mapping[str, str]) -> "Checkpoint":
-        """The tensors that `names` maps to, under the names that it maps from; others are left out."""
+        """The same checkpoint with new names; `names` maps new names to stored names. Other tensors are left out."""
         shapes = {name: self.shapes[stored] for name, stored in names.items()}
         readers = {name: self._readers[stored] for name, stored in names.items()}
         return replace(self, shapes=shapes, _readers=readers)
@@ -70,7 +70,7 @@ class ModuleTensors:
 
 def open_checkpoint(path: Path) -> Checkpoint:
     if path.is_dir():
-        for denoiser in DENOISERS:  # of a diffusers pipeline only its denoiser counts
+        for denoiser in DENOISERS:  # of a diffusers pipeline, take only its denoiser
             if not (path / "config.json").exists() and (path / denoiser / "config.json").exists():
                 path = path / denoiser
         config = read_json(path / "config.json", "model config") if (path / "config.json").exists() else None
@@ -96,7 +96,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def check_shapes(path: Path, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Every key and shape must be what the architecture expects; the first culprits are named and counted."""
+    """Check that every key and shape is what the architecture expects. The error counts and names what is wrong."""
     missing = [key for key in expected if key not in found]
     surplus = [key for key in found if key not in expected]
     misshapen = [
@@ -133,7 +133,7 @@ def _narrowest(tensor: Tensor) -> Tensor:
 
 
 def fingerprint(digests: Mapping[str, str]) -> str:
-    """One name for a set of weights, from each tensor's digest; the same however the tensors were laid out in files."""
+    """One name for a set of weights, from the tensors' digests; the division into files does not matter."""
     lines = "\n".join(f"{key} {digests[key]}" for key in sorted(digests))
     return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
 
@@ -163,7 +163,7 @@ def _safetensors_in(directory: Path) -> list[Path]:
 
 
 def _shard(directory: Path, name: str, index: Path) -> Path:
-    """A file that an index names: in the checkpoint's own folder, or below it, and nowhere else."""
+    """A file that an index names. It must lie in the checkpoint's own folder or below it."""
     if Path(name).is_absolute() or ".." in Path(name).parts or "\\" in name:
         raise CheckpointError(f"{index} names {name!r}, which lies outside of the checkpoint's own folder.")
     file = directory / name
@@ -178,7 +178,7 @@ def _shard(directory: Path, name: str, index: Path) -> Path:
 
 
 def _check_own(directory: Path, file: Path) -> None:
-    """Refuse a link that leads out of the checkpoint's folder; the hub's cache keeps all files of a repository so."""
+    """Refuse a link out of the checkpoint's folder, except to the blobs of the hub's cache, which links every file."""
     root, target = directory.resolve(), file.resolve()
     blobs = [folder / "blobs" for folder in root.parents if (folder / "snapshots").is_dir()]
     if not any(target.is_relative_to(place) for place in (root, *blobs)):
@@ -188,7 +188,7 @@ def _check_own(directory: Path, file: Path) -> None:
 def _open_safetensors(file: Path) -> list[tuple[str, tuple[int, ...], Callable[[], Tensor]]]:
     def reader(key: str) -> Callable[[], Tensor]:
         def read() -> Tensor:
-            # Opened anew for each tensor: a mapping kept open would keep every page it ever read resident.
+            # Open the file for each tensor, because an open mapping keeps in memory every page that was read.
             with safe_open(file, framework="pt") as handle:
                 return handle.get_tensor(key)
 

@@ -24,7 +24,7 @@ from tenuto.scoring.units import ROLES, Component, Matrix, Unit
 FORMAT = "tenuto.scoring.scores/1"
 EPSILON = 1e-12  # ε of the normalisation
 
-Progress = Callable[[str], object]  # called with a tensor's name when it is done
+Progress = Callable[[str], object]  # called with the name of each finished tensor
 
 
 def silent(key: str) -> None:
@@ -88,10 +88,10 @@ def score_tensors(
     progress: Progress = silent,
     journal: Journal | None = None,
 ) -> Scores:
-    """Score every unit, reading each tensor once, in the order it is stored; only what is being scored is in memory.
+    """Score every unit. Each tensor is read once, in stored order; only the tensors being scored are in memory.
 
-    device   where the spectra are computed; None means where each tensor lies
-    journal  where finished tensors are noted, and taken up again after an interrupt
+    device   where the spectra are computed; None: where each tensor is
+    journal  records finished tensors, so that an interrupted call can continue
     """
     if absent := [key for unit in units for key in unit.tensors() if key not in tensors.shapes]:
         raise CheckpointError(
@@ -131,7 +131,7 @@ def score_tensors(
 def _score_group(
     tensors: Tensors, keys: Sequence[str], matrices: Sequence[Matrix], eta: float, device: str | torch.device | None
 ) -> tuple[dict[str, str], list[Spectrum]]:
-    """The digests of some stored tensors, and the spectra of the matrices made of them."""
+    """The digests of some stored tensors, and the spectra of the matrices made from these tensors."""
     parts = [tensors.read(key) for key in keys]
     digests = {key: digest(part) for key, part in zip(keys, parts, strict=True)}
     stacked = torch.cat([part.flatten(1) for part in parts]) if len(parts) > 1 else parts[0]
@@ -147,7 +147,7 @@ def _component(component: Component, spectra: Mapping[Matrix, Spectrum]) -> Comp
 
 
 def _by_tensors(units: Iterable[Unit], order: list[str]) -> list[tuple[tuple[str, ...], list[Matrix]]]:
-    """The matrices to compute, grouped by the stored tensors they need, in the order those are stored."""
+    """The matrices to compute, grouped by the stored tensors that they need, in stored order."""
     groups: dict[tuple[str, ...], list[Matrix]] = {}
     for unit in units:
         for component in unit.components:

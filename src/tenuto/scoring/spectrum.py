@@ -1,7 +1,7 @@
-"""What the singular values of one weight matrix say: how much energy it has and how concentrated that energy is.
+"""What the singular values of a weight matrix show: how much energy the matrix has, and how concentrated the energy is.
 
-Energies σ² are the eigenvalues of the smaller Gram matrix. Everything is accumulated in float64: its rounding stays
-far below the regulariser η whatever the input's precision, and it costs less than a float32 SVD.
+Energies σ² are the eigenvalues of the smaller Gram matrix. Everything is accumulated in float64. With every input
+precision, rounding then stays far below the regulariser η, and the cost is less than that of a float32 SVD.
 """
 
 import math
@@ -15,7 +15,7 @@ from tenuto.errors import CheckpointError
 ETA = 1e-6  # η of SCR_η
 K_RULE = "min(d, max(1, floor(0.1 d)))"
 
-_SLAB = 2048  # rows or columns converted to float64 at a time, which bounds the memory by the largest matrix
+_SLAB = 2048  # rows or columns converted to float64 at a time, to bound the memory
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,16 @@ def leading_band(d: int) -> int:
 
 
 def unfold(weight: Tensor) -> Tensor:
-    """A matrix as it is; a convolution kernel C_out × C_in × k_h × k_w (or its 1-D and 3-D kin) as C_out × rest."""
+    """A matrix stays as it is; a convolution kernel C_out × C_in × k_h × k_w (or 1-D, 3-D) becomes C_out × rest."""
     if weight.dim() < 2:
         raise ValueError(f"a matrix or a convolution kernel is needed, not a tensor of shape {tuple(weight.shape)}")
     return weight.flatten(1)
 
 
 def spectrum(weight: Tensor, eta: float = ETA, name: str = "tensor") -> Spectrum:
-    """All statistics of one weight, computed on the device it lies on. `name` is what an error calls it.
+    """All statistics of one weight, computed on the weight's device. Errors call the weight `name`.
 
-    A zero matrix has no direction to concentrate in: SCR 0 and ρ ½ by convention, norms, stable rank and g zero.
+    A zero matrix has no energy to concentrate. By convention SCR is 0 and ρ is ½; norms, stable rank and g are 0.
     """
     matrix = unfold(weight)
     sigma2, exponent = _scaled_energies(matrix, name)
@@ -73,7 +73,7 @@ def spectrum(weight: Tensor, eta: float = ETA, name: str = "tensor") -> Spectrum
 def _scaled_energies(matrix: Tensor, name: str) -> tuple[Tensor, int]:
     """(σ² of W / 2^e, e), with e such that the largest entry of W / 2^e is near one.
 
-    Squaring entries of 1e-200 or 1e200 would leave float64's range; a power of two changes no bit.
+    Without scaling, squares of 1e-200 or 1e200 would leave float64's range. Scaling by a power of two is exact.
     """
     matrix = matrix.detach()
     if not matrix.is_floating_point() or matrix.dtype.itemsize == 1:

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 ComponentKind = Literal["attention", "cross_attention", "mlp", "conv"]
 
-# The matrices each kind of component is scored by, in the paper's order.
+# The matrices that the score of each kind of component needs, in the paper's order.
 ROLES: Mapping[ComponentKind, tuple[str, ...]] = {
     "attention": ("q", "k", "v", "o"),
     "cross_attention": ("q", "k", "v", "o"),
@@ -21,7 +21,7 @@ ROLES: Mapping[ComponentKind, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight matrix as a checkpoint stores it: whole tensors stacked by rows, or one equal part of a fused one."""
+    """A weight matrix as a checkpoint stores it: whole tensors stacked by rows, or one equal part of a fused tensor."""
 
     keys: tuple[str, ...]
     part: tuple[int, int] | None = None  # (index, of): the index-th of `of` equal row blocks
@@ -60,21 +60,21 @@ class Unit:
 
     name: str
     components: tuple[Component, ...]
-    flops: float  # of one evaluation of one sample at the model's own input size
+    flops: float  # for one evaluation of one sample at the model's own input size
 
     @property
     def kind(self) -> str:
-        """The kind its components share, or "group" where they differ."""
+        """The kind that all its components share, or "group" if they differ."""
         kinds = {component.kind for component in self.components}
         return kinds.pop() if len(kinds) == 1 else "group"
 
     def tensors(self) -> tuple[str, ...]:
-        """The stored tensors this unit is scored by, each once, in the order of first mention."""
+        """The stored tensors that the unit's score needs, each once, in the order of first mention."""
         mentioned = (key for part in self.components for matrix in part.matrices.values() for key in matrix.keys)
         return tuple(dict.fromkeys(mentioned))
 
 
-WHOLE = Unit("network", (), 1.0)  # all of a network whose units nobody asks for
+WHOLE = Unit("network", (), 1.0)  # a whole network, where its single units are not needed
 
 
 class Costed(Protocol):
@@ -93,7 +93,7 @@ class Costed(Protocol):
 class Subject(Protocol):
     """What a schedule is made for: a model's units in the order they run, and what each costs.
 
-    Scores are a subject with a number for each unit. Whoever needs no number takes `Unscored`, which reads no weight.
+    Scores are a subject with a number for each unit. A policy without scores uses `Unscored`, which reads no weight.
     """
 
     @property
@@ -108,7 +108,7 @@ class Subject(Protocol):
 
 @dataclass(frozen=True)
 class Unscored:
-    """A subject whose weights nobody has looked at."""
+    """A subject without scores, made without reading weights."""
 
     model: str
     architecture: str

@@ -8,8 +8,8 @@ import re
 from html import escape
 
 UNSHOWN = "\N{REPLACEMENT CHARACTER}"
-# All that Markdown could take for structure, outside letters, digits and the punctuation of ordinary names. A colon
-# before a slash, and the point of "www.", would make a link. An underscore inside a word is only an underscore.
+# Everything that Markdown could take for structure: all but letters, digits and the punctuation of ordinary names. A
+# colon before a slash, and the dot of "www.", would make a link. An underscore inside a word is only an underscore.
 _STRUCTURE = re.compile(
     r"[^\w \-.,%/+=()';?:]|:(?=/)|(?<=www)\.|(?<![^\W_])_|_(?![^\W_])",
     re.IGNORECASE,
@@ -30,5 +30,5 @@ def in_html(text: object) -> str:
 
 
 def in_markdown(text: object) -> str:
-    """For a line of Markdown or a cell of its tables: every character that could mean something is a reference."""
+    """For a line of Markdown or a cell of its tables: special characters become character references."""
     return _STRUCTURE.sub(lambda found: f"&#{ord(found[0])};", one_line(text))

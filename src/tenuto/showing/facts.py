@@ -4,7 +4,7 @@ from tenuto.scheduling.schedule import Schedule
 from tenuto.scoring.scores import Scores
 
 ANY_WEIGHTS = "any of this layout (no weight was read to make the schedule)"
-# The positions that steps in between compute, where a schedule of text says so.
+# For schedules of text: the positions that steps in between compute.
 POSITIONS = {
     "written": "the positions written since the last full step",
     "block": "the positions of the block that is being written",
@@ -51,7 +51,7 @@ def work(schedule: Schedule) -> str:
 
 
 def prediction(schedule: Schedule) -> str:
-    """What is kept, and what becomes of it at the steps in between."""
+    """What is kept, and how the steps in between use it."""
     if schedule.active.all():
         return "nothing is predicted"
     if schedule.keep == "keys":

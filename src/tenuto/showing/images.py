@@ -79,7 +79,7 @@ def labelled_grid(samples: Tensor, labels: Sequence[str], scale: int = 3) -> Ima
     from matplotlib.figure import Figure
 
     sheet = grid(samples.flatten(0, 1), samples.shape[1], scale)
-    dpi, margin = 100, 100  # pixels to the inch, and for the labels
+    dpi, margin = 100, 100  # pixels per inch, and pixels for the labels
     figure = Figure(figsize=((sheet.width + margin) / dpi, sheet.height / dpi), dpi=dpi)
     axes = figure.add_axes((margin / (sheet.width + margin), 0, sheet.width / (sheet.width + margin), 1))
     axes.imshow(sheet, cmap="gray", vmin=0, vmax=255, aspect="auto")

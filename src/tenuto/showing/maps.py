@@ -14,7 +14,7 @@ from tenuto.showing.escaping import in_html, one_line
 from tenuto.showing.facts import POSITIONS, together, work
 from tenuto.showing.plotting import plotting
 
-NETWORK = "network"  # the one line of a map in which all units are computed together
+NETWORK = "network"  # the name of the only line if all units are computed together
 COMPUTED_COLOUR, PARTLY_COLOUR, HELD_COLOUR = "#2f5d8a", "#a9c3dc", "#e4e9ee"
 KIND_COLOURS = {
     "attention": "#2f5d8a",
@@ -27,7 +27,7 @@ KIND_COLOURS = {
 
 @dataclass(frozen=True)
 class Band:
-    """One line of a map: a unit, or the whole network where all units are computed together."""
+    """One line of a map: a unit, or the whole network if all units are computed together."""
 
     name: str
     active: NDArray[np.bool_]  # [step]
@@ -41,7 +41,7 @@ def bands(schedule: Schedule) -> list[Band]:
 
 
 def word_between(schedule: Schedule) -> str:
-    """What becomes of a cell that is not computed."""
+    """The word for a cell that is not computed."""
     if schedule.rows != "none":
         return f"computed at {POSITIONS[schedule.rows]} only"
     return "held" if schedule.predict == "constant" else "predicted"
@@ -124,7 +124,7 @@ def save_schedule_png(schedule: Schedule, path: Path) -> None:
 
 
 def save_errors_png(schedule: Schedule, errors: NDArray[np.float64], path: Path) -> None:
-    """How far off what is held was: of the output a bar for each step, of units a map whose computed cells are white.
+    """The error of held values. For the output: a bar for each step. For units: a map, in which white means computed.
 
     errors  [1, step] of the network's output, or [unit, step]
     """
@@ -176,7 +176,7 @@ def _map(schedule: Schedule, cells: Any, names: list[str], **look: Any) -> tuple
 
 
 def _figure(names: list[str] | None) -> tuple[Any, Any]:
-    """With a line for each name, or none."""
+    """A figure with a line for each name; without names, a figure of fixed height."""
     plotting()
     from matplotlib.figure import Figure
 

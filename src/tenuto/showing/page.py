@@ -67,7 +67,7 @@ def write_page(
 
 
 def _printable(value: Any) -> Any:
-    """Every value of the template on its way into the page: no control character passes. Tags are escaped by jinja."""
+    """Replace the control characters in a value of the template. Jinja itself escapes tags."""
     return value if hasattr(value, "__html__") else one_line(value)
 
 

@@ -1,4 +1,4 @@
-"""matplotlib, which only the extra `plots` brings."""
+"""matplotlib, which only the extra `plots` installs."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from tenuto.errors import TenutoError
 
 
 class NoPlots(TenutoError):
-    """A picture was asked for, and matplotlib is not installed."""
+    """A picture was requested, but matplotlib is not installed."""
 
 
 def plotting() -> Any:
-    """matplotlib, or a sentence that says how to get it."""
+    """matplotlib, or an error that says how to install it."""
     try:
         import matplotlib
     except ImportError as error:

@@ -1,9 +1,9 @@
-"""The page itself: controls on the left, the schedule and a trial of it on the right; other tabs come from elsewhere.
+"""The page itself: controls on the left, the schedule and a trial of it on the right. Other packages may add tabs.
 
-A package that has more to show declares an entry point of the group `tenuto.tabs`: a function of the results folder,
-which builds a tab. The laboratory offers what it measured in this way. A tab whose packages are missing is left out.
+To add a tab, a package declares an entry point of the group `tenuto.tabs`: a function that takes the results folder and
+builds the tab. The laboratory shows its measurements in this way. A tab whose packages are missing is left out.
 
-Nothing leaves this machine: no analytics, no fonts or scripts from elsewhere, no public link unless asked for.
+Nothing leaves this machine: no analytics, no fonts or scripts from elsewhere, no public link unless requested.
 """
 
 import math
@@ -34,7 +34,7 @@ TABS = "tenuto.tabs"
 CAPTION, PROMPT = "a red car\na horse", "The old man looked at the sea, and"
 STEPS, LENGTH, BLOCKS, CLASSES = 50, 128, 4, 6
 BUDGET, SPEEDUP = "budget", "speed-up"
-# Gradio compares an emptied number field with the slider's bounds, and Python refuses that. `given` looks instead.
+# Gradio would compare an empty number field (None) with the slider's bounds, which Python refuses. `given` checks it.
 RAW: dict[str, Any] = {"preprocess": False}
 FONTS = ("system-ui", "sans-serif")
 CSS = """
@@ -79,22 +79,22 @@ def build(model: str = "tiny-dit", *, results: Path = Path("results"), device: s
             with gr.Tab(name):
                 try:
                     tab(results)
-                except TenutoError as error:  # a damaged file of results takes its own tab down, not the page
+                except TenutoError as error:  # a damaged file of results breaks its own tab, not the page
                     gr.HTML(notice_html(error, "wrong"))
     return page
 
 
 def _other_tabs() -> Iterator[tuple[str, Callable[[Path], None]]]:
-    """Those that installed packages offer."""
+    """The tabs that installed packages offer."""
     for entry in sorted(entry_points(group=TABS), key=lambda entry: entry.name):
         try:
             yield one_line(entry.name).capitalize(), entry.load()
-        except ImportError:  # of an extra that is not installed
+        except ImportError:  # an extra is not installed
             continue
 
 
 def launch(page: gr.Blocks, host: str, port: int, share: bool = False, **options: Any) -> Any:
-    """Serve it; blocks unless told otherwise."""
+    """Serve the page. The call blocks unless the options say otherwise."""
     return page.queue(default_concurrency_limit=1).launch(
         server_name=host,
         server_port=port,
@@ -108,7 +108,7 @@ def launch(page: gr.Blocks, host: str, port: int, share: bool = False, **options
 
 
 class Machine:
-    """What was opened, loaded and scored, kept for the next question about the same model."""
+    """Opens, loads and scores models, and caches the results for the next request."""
 
     def __init__(self, device: str) -> None:
         self._open: Callable[[str], Stored] = lru_cache(maxsize=32)(open_model)
@@ -135,7 +135,7 @@ class Machine:
         return deciding.schedule(self.opened(name), int(given(steps, "Steps")), **options)
 
     def saved(self, schedule: Schedule) -> str:
-        """The file of a schedule, of which gradio takes a copy for whoever downloads it."""
+        """Write a schedule to a file; gradio copies the file for the download."""
         path = Path(self._folder.name) / "schedule.json"
         schedule.save(path)
         return str(path)
@@ -149,7 +149,7 @@ def given(value: Any, field: str) -> float:
 
 
 class Controls:
-    """The components on the left; `decision` are those that a schedule follows from."""
+    """The components on the left; `decision` lists those that determine the schedule."""
 
     def __init__(self, machine: Machine, model: str) -> None:
         here = [name for name in SHIPPED if _is_here(name)]
@@ -187,7 +187,7 @@ class Controls:
             return gr.update(visible=aim == BUDGET), gr.update(visible=aim == SPEEDUP)
 
         self.aim.change(aimed, self.aim, [self.budget, self.speedup], show_progress="hidden")
-        self.adapted = self.model.change(  # the event after which these suit the model
+        self.adapted = self.model.change(  # the event after which these components suit the model
             lambda name: self._suited(machine, name),
             self.model,
             [self.blocks, self.length, self.classes, self.words, self.steps, self.seed],
@@ -197,7 +197,7 @@ class Controls:
     def _suited(self, machine: Machine, name: str) -> list[Any]:
         try:
             asks_for = machine.asks_for(name)
-        except TenutoError:  # of which the schedule's part speaks
+        except TenutoError:  # `_schedule_part` shows the error
             return [gr.skip()] * 6
         text = asks_for == "prompt"
         classes = _classes(machine.opened(name)) if asks_for == "class" else []
@@ -213,7 +213,7 @@ class Controls:
 
 def _schedule_part(machine: Machine, controls: Controls, model: str) -> None:
     def decided(*asked: Any) -> tuple[str, str, Any]:
-        """Facts, map and file of a schedule; or why there is none, and nothing that was there before."""
+        """Facts, map and file of a schedule; or the error, with the old map and file removed."""
         try:
             schedule = machine.schedule(*asked)
         except TenutoError as error:
@@ -263,7 +263,7 @@ def _compare_part(machine: Machine, controls: Controls) -> None:
         full_text, held_text = _text("Everything computed"), _text("Under the schedule")
     nothing = {told: "", sheets: gr.update(visible=False), texts: gr.update(visible=False)}
 
-    def compared(*asked: Any, progress: Any = gr.Progress()) -> dict[Any, Any]:  # gradio asks for it so
+    def compared(*asked: Any, progress: Any = gr.Progress()) -> dict[Any, Any]:  # as gradio requires
         decision, (length, classes, words, seed) = asked[:-4], asked[-4:]
         name = decision[0]
 
@@ -304,13 +304,13 @@ def _compare_part(machine: Machine, controls: Controls) -> None:
         show_progress_on=told,
         **RAW,
     )
-    # What was made with another schedule must not be taken for this one's.
+    # Remove the results of the old schedule, so that nobody takes them for results of the new one.
     for changed in (one.change for one in controls.decision):
         changed(lambda: nothing, None, list(nothing), show_progress="hidden")
 
 
 def _told_html(compared: Compared, schedule: Schedule) -> str:
-    """Times and the verdict, and of which schedule."""
+    """The times, how many steps of the schedule compute everything, and the verdict."""
     full = int(schedule.full_steps.sum())
     figures = [
         (f"{compared.speedup:.2f}×", "as fast"),
@@ -343,7 +343,7 @@ def _classes(stored: Stored) -> list[str]:
 
 
 def _steps(asks_for: str) -> int:
-    """To begin with: for text, one step for every two tokens."""
+    """The initial number of steps; for text, one step for every two tokens."""
     return LENGTH // 2 if asks_for == "prompt" else STEPS
 
 

@@ -1,4 +1,4 @@
-"""The same request with everything computed and under a schedule: what both gave, and how long each took."""
+"""Runs one request twice, in full and under a schedule: the results of both, and how long each took."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from tenuto.showing.texts import marked
 
 GAIN = 8  # of the difference image
 COLUMNS, SIDE = 3, 128  # of a sheet of pictures: how many in a row, and about how many pixels each
-TELLINGS = 10  # of the progress of a run
+TELLINGS = 10  # how often a run reports its progress
 
 Advance = Callable[[str, int, int], object]  # which run, how much of it is done, of how much
 Marks = list[tuple[str, str | None]]
@@ -43,7 +43,7 @@ class ComparedPictures(Compared):
     full: Image.Image
     scheduled: Image.Image
     difference: Image.Image
-    decibels: Tensor  # of each picture to the full run's
+    decibels: Tensor  # the PSNR of each picture against the full run's picture
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def compare_pictures(
 def compare_texts(
     model: Model, schedule: Schedule, prompt: str, length: int, advance: Advance = lambda *_: None
 ) -> ComparedTexts:
-    """In as many blocks as the schedule is made for."""
+    """Compare two texts, each written in as many blocks as the schedule is made for."""
     if length % schedule.blocks:
         raise UsageError(f"{length} tokens cannot be written in {schedule.blocks} blocks of equal length.")
     model.check_fits(schedule)
@@ -119,7 +119,7 @@ def compare_texts(
 
 
 def _counting(advance: Advance, run: str, total: int) -> Callable[[int], None]:
-    """Tell of progress now and then; oftener, the telling would be timed, too."""
+    """Report progress only a few times, because the reports count in the measured time."""
     done = 0
 
     def count(more: int) -> None:

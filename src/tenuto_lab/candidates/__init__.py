@@ -1,1 +1,1 @@
-"""Ways of deciding and of running that were measured and lost."""
+"""Policies and executors that were measured and lost."""

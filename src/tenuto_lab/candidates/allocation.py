@@ -1,10 +1,10 @@
 """Unequal shares: units with a high rank are computed more often than the others.
 
-anchors    all units refreshed together, and the best-ranked half of the work once more in between
-allocated  each unit at its own period, from the theorem's bound Σ score · age under a budget of FLOPs
+anchors    refreshes all units together, and the highest-ranked units (half of the work) once more in between
+allocated  gives each unit its own period, from the theorem's bound Σ score · age under a budget of FLOPs
 
-Use these to try a ranking. Wherever it was measured, refreshing everything together is the better default
-(docs/schedules.md): a unit that is fresh among stale ones sees a stream that belongs to no step.
+Use these to try a ranking. In all measurements, refreshing all units together was the better default
+(docs/schedules.md): when a fresh unit runs among stale units, its input stream belongs to no step.
 """
 
 from typing import Literal, get_args
@@ -22,7 +22,7 @@ Ranking = Literal["spectral", "spectral within type", "random", "early", "late",
 
 
 def ranked(scores: Scores, by: Ranking, seed: int = 0) -> list[int]:
-    """The units' places, the highest rank first."""
+    """The indices of the units, the highest rank first."""
     units = scores.units
     if by not in get_args(Ranking):
         raise UsageError(f"Units are ranked by one of {', '.join(get_args(Ranking))}, not by {by!r}.")
@@ -52,7 +52,7 @@ def anchors(
     predict: Predict = "linear",
     keep: Keep = "branch",
 ) -> Schedule:
-    """Everything at every R-th step; half-way between, the highest ranks again, up to `share` of the FLOPs."""
+    """Computes all units at every R-th step; half-way, the highest-ranked again, up to `share` of the FLOPs."""
     check_request(steps, budget)
     if not 0 <= share <= 1:
         raise UsageError(f"The share of the work to refresh more often lies between 0 and 1, not at {share}.")
@@ -85,10 +85,10 @@ def allocated(
     predict: Predict = "linear",
     keep: Keep = "branch",
 ) -> Schedule:
-    """Each unit refreshed evenly, as often as makes Σ score · age least under the budget of FLOPs.
+    """Refreshes each unit at even intervals, so often that Σ score · age is minimal under the budget of FLOPs.
 
-    With n refreshes a unit's mean age is about T / 2n, so the bound is least for n ∝ √(score / cost), within [1, T].
-    ranking "spectral within type" divides each score by the greatest of its type first.
+    With n refreshes, the mean age of a unit is about T / 2n, so n ∝ √(score / cost), within [1, T], is the minimum.
+    The ranking "spectral within type" first divides each score by the highest score of the unit's type.
     """
     check_request(steps, budget)
     units = scores.units
@@ -100,7 +100,7 @@ def allocated(
         raise UsageError(f"Work is allocated by 'spectral' or 'spectral within type', not by {ranking!r}.")
     cost = np.array([unit.flops for unit in units])
     cost = cost / cost.sum()
-    low, high = 0.0, 1e9  # of the factor before √(score / cost)
+    low, high = 0.0, 1e9  # bisection for the factor before √(score / cost)
     for _ in range(100):
         middle = (low + high) / 2
         spent = cost @ np.clip(middle * np.sqrt(worth / cost), 1, steps) / steps

@@ -11,8 +11,8 @@ def both(first: Schedule, second: Schedule) -> Schedule:
 
         both(lifetimes(scores, steps), deep_cache_schedule(model, steps, every))
 
-    Deep units are held at the steps that DeepCache skips, and at the others every unit is computed while its lifetime
-    lasts. Both schedules must be for the same model and steps, keep the same thing and predict it in the same way.
+    Deep units are held at the steps that DeepCache skips. At the other steps, every unit is computed until its lifetime
+    ends. Both schedules must be for the same model and steps, keep the same thing and predict it in the same way.
     """
     for name in ("units", "steps", "predict", "keep", "rows", "blocks"):
         mine, other = getattr(first, name), getattr(second, name)

@@ -1,6 +1,6 @@
 """Refreshes placed by the sampler's own noise levels.
 
-With the default's extrapolation this loses: uneven gaps between refreshes cost more than better places gain.
+With the default's extrapolation this policy loses: uneven gaps between refreshes cost more than better places gain.
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ def by_noise(
     predict: Predict = "linear",
     keep: Keep = "branch",
 ) -> Schedule:
-    """Refreshes spread evenly over a mixture of the steps and what changes from step to step.
+    """Spreads refreshes evenly over a mixture of step number and noise level.
 
-    levels    a number for each step that grows with the trajectory: the logarithm of the signal-to-noise ratio
-    evenness  1 spreads them over the steps alone, 0 over the levels alone
+    levels    one number per step, growing along the trajectory: the logarithm of the signal-to-noise ratio
+    evenness  1 spreads the refreshes over the steps alone, 0 over the levels alone
     """
     check_request(steps, budget)
     if len(levels) != steps:
@@ -40,7 +40,7 @@ def by_noise(
     count = min(steps, max(1, round(budget * steps)))
     targets = np.arange(count) * way[-1] / max(1, count - 1)
     chosen = {0, *(int(np.abs(way - target).argmin()) for target in targets)}
-    while len(chosen) < count:  # two targets met at one step: halve the widest gap
+    while len(chosen) < count:  # two targets fell on one step: halve the widest gap
         ends = [*sorted(chosen), steps]
         start = max(range(len(ends) - 1), key=lambda i: ends[i + 1] - ends[i])
         chosen.add((ends[start] + ends[start + 1]) // 2)

@@ -41,14 +41,14 @@ class PaddedExecutor(Executor):
 
 
 class Padded:
-    """What is kept of every unit, in planes of its own, and the residual that selects from it."""
+    """The kept values of every unit, in planes of its own, and the residual that selects from them."""
 
     def __init__(self, schedule: Schedule, chain: Chain, device: torch.device) -> None:
         self.late = schedule.keep == "branch"
-        self.rows: Tensor | None = None  # positions at which held units are computed all the same
+        self.rows: Tensor | None = None  # positions that are computed even in held units
         self._place = {link.unit: i for i, link in enumerate(chain)}
         slots = schedule.order + 1
-        # A unit's slots, and one plane more, which is written where nothing is to be kept.
+        # Each unit has its slots and one extra plane. A step that keeps nothing writes to the extra plane.
         with torch.inference_mode(False):
             self._planes = [allocate(Storage(link.shape, link.stride, link.dtype, slots + 1), device) for link in chain]
         rows = {unit: i for i, unit in enumerate(schedule.units)}
@@ -88,7 +88,7 @@ class Padded:
         return self
 
     def finish(self, residual: Residual) -> None:
-        """Nothing is left to do: every unit was selected where it ran."""
+        """Does nothing: every unit's value was already selected when the unit ran."""
 
     def __call__(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
         place = self._place[unit]

@@ -1,11 +1,11 @@
-"""Rankings to compare the score with: each orders the units by another number, and all share one set of lifetimes.
+"""Rankings to compare the score with. Each orders the units by a different number; all share one set of lifetimes.
 
-A ranking gives every unit a number. Units in the order of these numbers are given the lifetimes of the paper's
-schedule in the order of their length, so that two rankings differ in who lives how long and in nothing else: not in the
-work, not in how many units are computed at any step.
+A ranking gives every unit a number. The lifetimes of the paper's schedule are sorted and assigned to the units in the
+order of these numbers. So two rankings differ only in which unit has which lifetime, not in the work, and not in how
+many units are computed at any step.
 
-A unit's number is the mean over its weight matrices. Depth is a unit's place among the units, from the input on; its
-reverse is depth oriented the other way.
+A unit's number is the mean over its weight matrices. Depth is the index of a unit, counted from the input; reversed
+depth is the ranking by depth with orientation −1.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ Statistic = Literal[
 ]
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 
-# Of one matrix.
+# Statistics of one matrix.
 OF_A_MATRIX: Mapping[str, Callable[[Spectrum], float]] = {
     "frobenius": lambda matrix: matrix.frobenius,
     "spectral_norm": lambda matrix: matrix.spectral_norm,
@@ -37,7 +37,7 @@ OF_A_MATRIX: Mapping[str, Callable[[Spectrum], float]] = {
 
 
 def statistic_of(scores: Scores, statistic: Statistic, seed: int = 0) -> NDArray[np.float64]:
-    """[unit]: the number that a ranking gives to each; `seed` is of the random one."""
+    """[unit]: the number that a ranking gives to each unit; only the random ranking uses `seed`."""
     if statistic not in STATISTICS:
         raise UsageError(f"Units are ranked by one of {', '.join(STATISTICS)}, not by {statistic!r}.")
     if statistic == "random":
@@ -62,9 +62,9 @@ def ranked_lifetimes(
     predict: Predict = "constant",
     keep: Keep = "update",
 ) -> Schedule:
-    """The lifetimes of the paper's schedule at this budget, or this τ, given out in the order of a ranking.
+    """The lifetimes of the paper's schedule at this budget or τ, assigned in the order of a ranking.
 
-    orientation  1: the larger the number the longer the life; −1: the shorter (see probing.sensitivity.orientation)
+    orientation  1: a larger number gives a longer lifetime; −1: a shorter one (see probing.sensitivity.orientation)
     """
     values = statistic_of(scores, ranking, seed)
     policy: dict[str, object] = {"name": "ranked_lifetimes", "ranking": ranking, "orientation": orientation}
@@ -86,14 +86,14 @@ def lifetimes_by(
     predict: Predict = "constant",
     keep: Keep = "update",
 ) -> Schedule:
-    """The same in the order of numbers that were measured; `name` says what they are."""
+    """The same lifetimes in the order of measured numbers; `name` says what the numbers are."""
     policy: dict[str, object] = {"name": "ranked_lifetimes", "ranking": name, "orientation": orientation}
     numbers = np.asarray(values, dtype=np.float64)
     return _given_out(scores, steps, numbers, policy, orientation, budget, tau, min_lifetime, predict, keep)
 
 
 def in_order(lives: Sequence[int], values: NDArray[np.float64]) -> NDArray[np.int_]:
-    """The same lifetimes, the shortest for the least value; of units with equal values the first lives longer."""
+    """The same lifetimes: the least value gets the shortest. Of units with equal values, the first lives longer."""
     order = sorted(range(len(values)), key=lambda i: (values[i], -i))
     given: NDArray[np.int_] = np.empty(len(values), dtype=np.int_)
     given[order] = sorted(lives)

@@ -3,7 +3,7 @@
     frontier = measure(case_of(model, steps=50, samples=100), print)
 
 A point is one way of spending work: a schedule, fewer steps, another solver, another cache. Every point makes the same
-samples from the same noise. One measurement for each seed says what the samples cost and how far they are from the full
+samples from the same noise. Each seed gives one measurement: the cost of the samples, and their distance from the full
 run, from the converged run and from real samples. Two points are compared sample by sample, with a paired test.
 """
 

@@ -1,4 +1,4 @@
-"""Cases to measure: a model, what it is to draw or write, and who judges the result."""
+"""Cases to measure: a model, its requests, and the judge of the results."""
 
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
@@ -14,7 +14,7 @@ from tenuto_lab.frontier.writing import WritingCase, measure_texts
 from tenuto_lab.judging.judges import picture_judge, problems, text_judge
 
 CAPTIONS = ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")  # as the judge's classes
-LENGTH = 128  # tokens of a continuation; two are written at a step where nobody says otherwise
+LENGTH = 128  # tokens of a continuation; by default, two tokens are written at a step
 Case = DrawingCase | WritingCase
 
 
@@ -34,8 +34,8 @@ def case_of(
 ) -> Case:
     """The case of a model at one number of steps.
 
-    samples    for each seed: pictures, or problems of each kind
-    converged  how many pictures of each seed are drawn in 250, 500 and 1,000 steps, too
+    samples    number of pictures, or of problems of each kind, for each seed
+    converged  how many pictures of each seed are also drawn in 250, 500 and 1,000 steps
     """
     if samples < 1 or seeds < 1:
         raise UsageError("At least one sample of one seed must be made.")
@@ -74,7 +74,7 @@ def case_of(
 
 
 def asked_for(model: Model, samples: int) -> tuple[list[int], list[Any]]:
-    """The classes to draw, each as often as the others, and the requests for them (classes or captions)."""
+    """The classes to draw, in rotation, and the requests for them (classes or captions)."""
     by_class = model.architecture.asks_for == "class"
     labels = list(islice(cycle(range(model.config.classes if by_class else len(CAPTIONS))), samples))
     return labels, list(labels) if by_class else [f"a photo of a {CAPTIONS[i]}" for i in labels]
@@ -83,5 +83,5 @@ def asked_for(model: Model, samples: int) -> tuple[list[int], list[Any]]:
 def measure(
     case: Case, say: Callable[[str], object] = lambda text: None, save: Save = lambda frontier: None
 ) -> Frontier:
-    """Measure a case. After each point, `say` is told a line about it, and `save` is given the frontier so far."""
+    """Measure a case. After each point, `say` receives a line about the point, and `save` the frontier so far."""
     return measure_pictures(case, say, save) if isinstance(case, DrawingCase) else measure_texts(case, say, save)

@@ -33,10 +33,10 @@ from tenuto_lab.judging.judges import PictureJudge
 from tenuto_lab.judging.statistics import Distance, mean_interval
 from tenuto_lab.rivals import Drifts, Rival, drifts
 
-CONVERGED = (250, 500, 1000)  # steps whose outputs must agree, or there is no converged output to compare with
-AGREE = 35.0  # dB between the last two of them, from which on they do
+CONVERGED = (250, 500, 1000)  # numbers of steps; if the last two outputs agree, the last is the converged output
+AGREE = 35.0  # dB from which on the last two outputs agree
 CALIBRATION = 8  # samples
-APART = 100_000  # between the seeds of two rounds
+APART = 100_000  # distance between the noise seeds of two rounds
 PAIRS = (
     ("tenuto", "plain refresh, linear"),
     ("tenuto", "every branch held"),
@@ -58,7 +58,7 @@ PAIRS = (
 
 @dataclass
 class DrawingCase:
-    """What is drawn, and who judges it."""
+    """The requests, and the judge of the pictures."""
 
     model: Model
     steps: int
@@ -66,12 +66,12 @@ class DrawingCase:
     seeds: Sequence[int] = (0, 1, 2)
     batch: int = 64
     judge: PictureJudge | None = None
-    labels: Sequence[int] | None = None  # what the judge should see
-    converged: int = 0  # samples of each seed to draw in very many steps
+    labels: Sequence[int] | None = None  # the classes that the judge should see
+    converged: int = 0  # how many samples of each seed to draw in very many steps
     budgets: Sequence[float] = BUDGETS
     rivals: bool = True
     rankings: bool = True
-    ours_only: bool = False  # the full run and the default, to measure that again
+    ours_only: bool = False  # measure only the full run and the default
 
     def draw(self, executor: Executor, steps: int, solver: Solver, seed: int, count: int | None = None) -> Tensor:
         wanted = list(self.wanted)[:count]
@@ -101,7 +101,7 @@ def measure_pictures(
         measured.find_converged(say)
     for point in points:
         executor = point.executor()
-        if case.model.device.type == "cuda":  # warm-up: graphs are recorded, for whole batches
+        if case.model.device.type == "cuda":  # warm-up: records the graphs for whole batches
             case.draw(executor, point.steps, point.solver, case.seeds[0], case.batch)
         if isinstance(executor, Rival):
             executor.forget()
@@ -113,7 +113,7 @@ def measure_pictures(
 
 
 class _DrawingRun:
-    """What is known so far of one case."""
+    """The measurements of one case so far."""
 
     def __init__(self, case: DrawingCase, scores: Scores) -> None:
         self.case = case
@@ -122,7 +122,7 @@ class _DrawingRun:
         self.truth: dict[int, Tensor] = {}  # converged pictures of each seed, if there are any
         self.full: dict[int, Tensor] = {}
         self.seconds: dict[int, float] = {}
-        self.distances: dict[int, Distance] = {}  # of the full run's pictures, from real ones
+        self.distances: dict[int, Distance] = {}  # Fréchet distance of the full run's pictures from real pictures
         self.likeness: dict[tuple[str, float], list[float]] = {}
 
     def find_converged(self, say: Callable[[str], object]) -> None:
@@ -177,7 +177,7 @@ class _DrawingRun:
         if self.case.labels is not None:
             row.agreement = float(judge.agrees(images, torch.tensor(self.case.labels)).float().mean())
         if (distance := judge.distance(images)) is not None:
-            full = self.distances.setdefault(row.seed, distance)  # which comes first
+            full = self.distances.setdefault(row.seed, distance)  # the full run comes first
             row.fid, row.fid_low, row.fid_high = distance.interval
             row.fid_delta, row.fid_delta_low, row.fid_delta_high = distance.beyond(full)
 

@@ -16,7 +16,7 @@ from tenuto_lab.frontier.measurements import HIGHEST, times_as_fast
 from tenuto_lab.result_files import drawn_text
 
 MeanPoint = Mapping[str, Any]  # a row, averaged over the seeds
-Record = Mapping[str, Any]  # what benchmarks.frontier writes
+Record = Mapping[str, Any]  # the file that benchmarks.frontier writes
 
 KINDS = ("full", "ours", "option", "rival", "paper")
 NOTATION = (
@@ -24,7 +24,7 @@ NOTATION = (
     "and · marks one that contains 0. *Work* is unit-steps and *FLOPs* their arithmetic, of the full run's; *kept* is "
     "for one sample. Ours is bold.\n"
 )
-COLUMNS: tuple[tuple[str, str, Callable[[MeanPoint], str]], ...] = (  # title, the number it needs, cell
+COLUMNS: tuple[tuple[str, str, Callable[[MeanPoint], str]], ...] = (  # title, the field it needs, cell
     ("way", "policy", lambda row: row["policy"]),
     ("work", "work", lambda row: f"{row['work']:.1%}"),
     ("FLOPs", "flop_work", lambda row: f"{row['flop_work']:.1%}"),
@@ -46,7 +46,7 @@ MEASURES = {"psnr": (2, " dB"), "nll": (3, " nats")}  # digits and unit
 
 
 def frontier_tables(record: Record) -> str:
-    """For each case, a table of every way of spending work and one of their comparisons, in Markdown."""
+    """For each case, a table of all ways of spending work and a table of their comparisons, in Markdown."""
     parts: list[str] = []
     for case, made in record.get("cases", {}).items():
         if points := _points(record, case):
@@ -56,7 +56,7 @@ def frontier_tables(record: Record) -> str:
 
 
 def page_tables(record: Record) -> list[Table]:
-    """The same tables, for a page."""
+    """The same tables, as objects for a page."""
     tables: list[Table] = []
     for case, made in record.get("cases", {}).items():
         if points := _points(record, case):
@@ -76,7 +76,7 @@ def models_of(record: Record) -> list[str]:
 
 
 def _points(record: Record, case: str) -> list[MeanPoint]:
-    """One for each policy and budget of a case, in the order of the table."""
+    """One mean point for each policy and budget of a case, in the order of the table."""
     groups: dict[tuple[str, float], list[MeanPoint]] = {}
     for row in record.get("rows", ()):
         if row["case"] == case:
@@ -114,7 +114,7 @@ def _origin(record: Record, case: str) -> str:
 
 
 def _agreement(made: Mapping[str, Any], points: Sequence[MeanPoint]) -> list[str]:
-    """How far the pictures of very many steps agree, if those were drawn."""
+    """A sentence on how far pictures of very many steps agree, if they were drawn."""
     if not (apart := made.get("converged")):
         return []
     agree = ", ".join(f"of {pair} to {value:.1f} dB" for pair, value in apart.items())
@@ -171,7 +171,7 @@ def _decibels(row: MeanPoint) -> str:
 
 
 def _difference(row: MeanPoint, name: str, digits: int, absolute: str) -> str:
-    """From the full run, with its interval; of the full run, what the others differ from."""
+    """The difference from the full run, with its interval; for the full run itself, its absolute value."""
     if row["kind"] == "full":
         return absolute.format(row[name])
     delta, low, high = (row[f"{name}_delta{end}"] for end in ("", "_low", "_high"))
@@ -180,7 +180,7 @@ def _difference(row: MeanPoint, name: str, digits: int, absolute: str) -> str:
 
 
 PANELS = 3
-SHARE = 0.65  # of the full run's FLOPs, up to which pictures are drawn
+SHARE = 0.65  # share of the full run's FLOPs up to which points are drawn
 BEST, HARD_TO_SEE = 70.0, 30.0  # dB
 ACCENT, PAPER, FAINT = "#2f5d8a", "#222222", "#8793a0"
 COOL = ("#6fa3d0", "#7b8794", "#8fbce6", "#a3adb8", "#56789c")
@@ -191,9 +191,9 @@ NATS, TIMES = (-0.3, -0.1, -0.05, 0, 0.05, 0.1, 0.3, 1, 3, 10), (1, 1.5, 2, 3, 4
 
 
 def frontier_picture(record: Record, model: str, path: Path) -> None:
-    """Quality against work, and below it against time: a column for each case, three at most, fewest steps first.
+    """Quality against work, and below it quality against time. One column per case, at most three, fewest steps first.
 
-    A single case has the two side by side. If nothing is known of the model, no file is written.
+    A single case shows both side by side. If the record has no points of the model, no file is written.
     """
     if drawn := _figure(record, model):
         figure, made = drawn
@@ -239,7 +239,7 @@ def _figure(record: Record, model: str) -> tuple[Any, str] | None:
 
 
 def _drawn(points: Sequence[MeanPoint]) -> list[MeanPoint]:
-    """All but the full run and what costs nearly as much; where ours goes further, as far as that."""
+    """Points up to SHARE of the full run's FLOPs, or up to the costliest point of ours; never the full run."""
     share = max([SHARE, *(point["flop_work"] for point in points if point["kind"] == "ours")])
     return [
         point
@@ -249,7 +249,7 @@ def _drawn(points: Sequence[MeanPoint]) -> list[MeanPoint]:
 
 
 def _height(point: MeanPoint, end: str = "") -> float:
-    """What is drawn upwards, or an end of its interval: dB of pictures, nats of text."""
+    """The value on the vertical axis, or an end of its interval: dB for pictures, nats for text."""
     return float(point[f"nll_delta{end}"] if "nll_delta" in point else min(point[f"psnr{end}"], BEST))
 
 
@@ -261,7 +261,7 @@ def _by_way(points: Sequence[MeanPoint]) -> dict[str, list[MeanPoint]]:
 
 
 def _looks(record: Record) -> dict[str, dict[str, Any]]:
-    """Colour and marker of each way, the same in every picture of a record. Ways without a line have hollow markers."""
+    """Colour and marker of each way, the same in all pictures of a record. Ways without a line have hollow markers."""
     kinds = {way_of(row["policy"]): row["kind"] for row in record["rows"]}
     cases = dict.fromkeys(row["case"] for row in record["rows"])
     several = {way for case in cases for way, its in _by_way(_points(record, case)).items() if len(its) > 1}
@@ -289,7 +289,7 @@ def _lines(ax: Any, points: Sequence[MeanPoint], across: str, looks: Mapping[str
 
 
 def _scale(axes: Any, points: Sequence[MeanPoint]) -> None:
-    """The same axes for every panel of a row, and the same height for all."""
+    """Every panel of a row has the same horizontal axis, and all panels have the same vertical axis."""
     times = [point["faster"] for point in points]
     for ax in axes.flat:
         ax.tick_params(labelsize=8)
@@ -313,7 +313,7 @@ def _scale(axes: Any, points: Sequence[MeanPoint]) -> None:
         axes[0, 0].set_yscale("symlog", linthresh=0.1, linscale=0.6)
         axes[0, 0].yaxis.set_major_formatter(lambda value, _: f"{value:+g}" if value else "0")
         axes[0, 0].yaxis.set_major_locator(_at(NATS))
-        axes[0, 0].autoscale_view(scalex=False)  # with margins of this scale
+        axes[0, 0].autoscale_view(scalex=False)  # with the margins of this scale
         axes[0, 0].invert_yaxis()
     else:
         _mark_hard_to_see(axes)
@@ -328,13 +328,13 @@ def _at(ticks: Sequence[float]) -> Any:
 def _mark_hard_to_see(axes: Any) -> None:
     for ax in axes.flat:
         ax.axhline(HARD_TO_SEE, color=FAINT, alpha=0.7, linewidth=0.9, zorder=1)
-    for ax in axes[:, -1]:  # beside the last panel, where there is no data to cover
+    for ax in axes[:, -1]:  # beside the last panel, so that the label covers no data
         place = {"transform": ax.get_yaxis_transform(), "va": "bottom", "linespacing": 0.95}
         ax.text(1.01, HARD_TO_SEE, "hard\nto see", fontsize=7, color=FAINT, **place)
 
 
 def _legend(figure: Any, points: Sequence[MeanPoint], looks: Mapping[str, Mapping[str, Any]]) -> None:
-    """Beside the panels, by kind."""
+    """The legend beside the panels, grouped by kind."""
     from matplotlib.lines import Line2D
 
     kinds = {way_of(point["policy"]): point["kind"] for point in points}

@@ -1,4 +1,4 @@
-"""Where measured results lie, and the frontier among them, with its reader."""
+"""Finds the folder of results, and reads the frontier in it."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING
@@ -23,33 +23,33 @@ from tenuto_lab.result_files import (
     whole,
 )
 
-PROJECT = Path(__file__).parents[3]  # of a checkout
+PROJECT = Path(__file__).parents[3]  # root of the checkout
 FRONTIER = Path("frontier") / "frontier.json"  # within a folder of results
 
 
 def results_folder() -> Path:
-    """The folder `results` here if there is one, or else that of the checkout that this package lies in."""
+    """The folder `results` in the current directory; if there is none, the one in this package's checkout."""
     here, project = Path("results"), PROJECT / "results"
     return project if not here.is_dir() and project.is_dir() else here
 
 
 def known_frontier(folder: Path) -> dict[str, Any] | None:
-    """What `python -m benchmarks.frontier` wrote into a folder of results; None where nothing was measured yet."""
+    """The frontier that `python -m benchmarks.frontier` wrote to a folder of results; None if there is none yet."""
     path = folder / FRONTIER
     return read_frontier(path) if path.is_file() else None
 
 
 def read_frontier(path: Path) -> dict[str, Any]:
-    """What `tenuto lab frontier` or `python -m benchmarks.frontier` wrote, checked field by field."""
+    """The file that `tenuto lab frontier` or `python -m benchmarks.frontier` wrote, checked field by field."""
     return read_result(path, "frontier", FRONTIER_FILE)
 
 
 def way_of(policy: str) -> str:
-    """What shares a line of a picture; the same way at another threshold does."""
+    """The way that a policy belongs to. Policies that differ only in their threshold share one line in a picture."""
     return policy.split(", threshold")[0]
 
 
-# A number that is shown with its interval, or beside another number, needs them all.
+# A number that is shown with other numbers, like the ends of its interval, needs all of them.
 TOGETHER: Mapping[str, tuple[str, ...]] = {
     "psnr": ("psnr_low", "psnr_high"),
     "fid_delta": ("fid", "fid_delta_low", "fid_delta_high"),
@@ -64,7 +64,7 @@ def _check_together(row: Any, where: str) -> None:
 
 
 def _check_rows(record: Any, where: str) -> None:
-    """Rows are of the file's own cases, and a way is of one kind throughout."""
+    """Every row must belong to a case of the file, and all rows of a way must have the same kind."""
     kinds: dict[str, str] = {}
     for i, row in enumerate(record["rows"]):
         if row["case"] not in record["cases"]:
@@ -86,7 +86,7 @@ RANGES = {
 
 
 def _row(kind: type[Measurement] | type[Comparison]) -> Check:
-    """The fields of a row, as the class that writes it declares them. Those with a default may be left out."""
+    """The fields of a row, as its class declares them. Fields with a default may be missing."""
     checks = {one.name: RANGES.get(one.name, TYPES[one.type]) for one in fields_of(kind)}
     needed = {one.name: checks.pop(one.name) for one in fields_of(kind) if one.default is MISSING}
     return fields({"case": text, **needed}, checks)

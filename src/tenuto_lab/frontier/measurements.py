@@ -1,4 +1,4 @@
-"""What a frontier consists of: measurements, and comparisons of two ways of spending the same work."""
+"""The parts of a frontier: measurements, and comparisons of two ways of spending the same work."""
 
 import math
 import time
@@ -16,7 +16,7 @@ from tenuto_lab.judging.statistics import Values, mean_interval, paired_test
 from tenuto_lab.rivals import Rival
 
 Kind = Literal["full", "ours", "option", "paper", "rival"]
-HIGHEST = 200.0  # dB, of pictures that are equal
+HIGHEST = 200.0  # dB, the cap: equal pictures have this PSNR
 
 
 @dataclass
@@ -26,17 +26,17 @@ class Measurement:
     model: str
     policy: str
     kind: str
-    base_steps: int  # of the full run that it is compared with
+    base_steps: int  # steps of the full run that the point is compared with
     steps: int
-    setting: str  # the solver, or the blocks that text is written in
+    setting: str  # the solver, or the blocks in which text is written
     budget: float
-    work: float  # unit-steps computed, of the full run's
+    work: float  # computed unit-steps, as a share of the full run's
     flop_work: float
     seed: int
     samples: int
     seconds: float
     full_seconds: float
-    cache_bytes: int | None = None  # of one sample
+    cache_bytes: int | None = None  # for one sample
     psnr: float | None = None
     psnr_low: float | None = None
     psnr_high: float | None = None
@@ -54,7 +54,7 @@ class Measurement:
     nll_delta_low: float | None = None
     nll_delta_high: float | None = None
     same_tokens: float | None = None
-    distinct: float | None = None  # different pairs of tokens, of all in a text: repetition is likely, too
+    distinct: float | None = None  # share of distinct token pairs; repetitive text also has a high likelihood
     needle: float | None = None
     arithmetic: float | None = None
 
@@ -86,18 +86,18 @@ class Comparison:
 
 @dataclass
 class Frontier:
-    """What was measured of one model at one number of steps."""
+    """All measurements of one model at one number of steps."""
 
     rows: list[Measurement] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
-    converged: dict[str, float] = field(default_factory=dict)  # PSNR between outputs of so many steps, in dB
+    converged: dict[str, float] = field(default_factory=dict)  # PSNR in dB between the outputs of two numbers of steps
 
 
-Save = Callable[[Frontier], object]  # called after each point with all that was measured so far
+Save = Callable[[Frontier], object]  # called after each point with the frontier so far
 
 
 def compared(model: str, base_steps: int, measure: str, a: tuple[str, Values], b: tuple[str, Values]) -> Comparison:
-    """Two points' values of the same samples."""
+    """Compares the values of two points on the same samples."""
     one, other = np.minimum(np.asarray(a[1]), HIGHEST), np.minimum(np.asarray(b[1]), HIGHEST)
     difference, low, high = mean_interval(one - other)
     return Comparison(model, base_steps, a[0], b[0], measure, difference, low, high, paired_test(one, other))
@@ -110,7 +110,7 @@ def mean_of(rows: Sequence[Measurement], name: str) -> float:
 
 
 def times_as_fast(full: Iterable[float], seconds: Iterable[float]) -> float:
-    """The ratio of the medians over the seeds: a median is not moved by one run that was disturbed."""
+    """The ratio of the medians over the seeds, because one disturbed run does not move a median."""
     return median(full) / median(seconds)
 
 
@@ -129,7 +129,7 @@ def timed(run: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
 
 
 def work_of(executor: Executor, units: Sequence[Unit], share: float) -> tuple[float, float]:
-    """Unit-steps and FLOPs as shares of the full run's. share: the steps taken, as a share of the full run's."""
+    """Unit-steps and FLOPs as shares of the full run's. share: the number of steps as a share of the full run's."""
     if isinstance(executor, Rival):
         return executor.work, executor.flop_work(units)
     schedule = executor.schedule
@@ -137,5 +137,5 @@ def work_of(executor: Executor, units: Sequence[Unit], share: float) -> tuple[fl
 
 
 def cache_bytes(executor: Executor, samples: int) -> int | None:
-    """What is kept for one sample, for both halves of guidance if there is any; None if there is no schedule."""
+    """Bytes of cache for one sample, including both halves of guidance; None without a schedule."""
     return None if executor.schedule is None else executor.report().cache_bytes // samples

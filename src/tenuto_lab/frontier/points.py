@@ -31,9 +31,9 @@ BUDGETS = (0.5, 0.34, 0.25, 0.2, 0.13)
 RANKED_AT = 0.25  # the budget at which rankings and placements are compared
 RANKINGS: tuple[Ranking, ...] = ("spectral", "spectral within type", "random", "early", "late")
 LIFETIMES = (0.35, 0.57)
-HOLDS: tuple[Keep, ...] = ("branch", "update")  # of each unit, instead of the output alone
-FIRST_BLOCK = (0.02, 0.05, 0.1, 0.2)  # thresholds; how much is computed follows from the values it meets
-CALIBRATED = 0.25  # least budget of SmoothCache, which never skips more than three steps
+HOLDS: tuple[Keep, ...] = ("branch", "update")  # kept for each unit; the default keeps only the output
+FIRST_BLOCK = (0.02, 0.05, 0.1, 0.2)  # thresholds; the work depends on the input
+CALIBRATED = 0.25  # lowest budget of SmoothCache, because it never skips more than three steps
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,20 @@ class DrawingPoint:
     kind: Kind
     steps: int
     executor: Callable[[], Executor]
-    budget: float  # asked for, of the full run's unit-steps
+    budget: float  # requested share of the full run's unit-steps
     solver: Solver = "ddim"
     schedule: Schedule | None = None
 
 
 @dataclass(frozen=True)
 class Points:
-    """All ways for one model and number of steps."""
+    """All points of one model at one number of steps."""
 
     model: Model
     scores: Scores
     steps: int
     budgets: Sequence[float] = BUDGETS
-    drifts: Drifts | None = None  # of SmoothCache's calibration; without them it is left out
+    drifts: Drifts | None = None  # from SmoothCache's calibration; if None, SmoothCache is left out
     rivals: bool = True
     rankings: bool = True
     ours_only: bool = False
@@ -147,7 +147,7 @@ def period(budget: float) -> int:
 
 
 def plain_refresh(subject: Subject, steps: int, budget: float) -> Schedule:
-    """What others did before: compute everything at every R-th step, and extrapolate branches by a line."""
+    """What others did before: compute everything at every R-th step, and extrapolate branches linearly."""
     return refresh(subject, steps, every=period(budget), opening=False, closing=0, predict="linear", keep="branch")
 
 

@@ -1,4 +1,4 @@
-"""The frontier of a model that writes: continuations judged by another model, and problems with one right answer."""
+"""The frontier of a model that writes. Another model judges its continuations; problems have one right answer."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -43,15 +43,15 @@ HALVES_EVERY = 4  # steps between refreshes of the held half
 
 @dataclass
 class WritingCase:
-    """What is written, and who judges it. Each seed takes other problems."""
+    """The problems, and the judge of the texts. Each seed uses different problems."""
 
     model: Model
-    steps: int  # evaluations for a continuation
+    steps: int  # network evaluations for a continuation
     problems: dict[str, list[Problem]]
     judge: TextJudge | None
     length: int = 128  # tokens of a continuation
     block_length: int = 32
-    answer_length: int = 16  # and as many evaluations
+    answer_length: int = 16  # tokens of an answer, and its number of evaluations
     count: int = 100  # problems of each kind for each seed
     seeds: Sequence[int] = (0, 1, 2)
     budgets: Sequence[float] = BUDGETS
@@ -73,7 +73,7 @@ class WritingCase:
 
 @dataclass(frozen=True)
 class WritingPoint:
-    """One way of spending work, on continuations in blocks and on short answers in one."""
+    """One way of spending work: a schedule for continuations in blocks, and one for short answers in one block."""
 
     policy: str
     kind: Kind
@@ -109,7 +109,7 @@ def points(case: WritingCase, scores: Scores) -> Iterator[WritingPoint]:
 
 
 def _last_half(order: list[int]) -> NDArray[np.bool_]:
-    """[unit]: whether it is in the second half of a ranking."""
+    """[unit]: whether the unit is in the second half of a ranking."""
     held = np.zeros(len(order), dtype=bool)
     held[order[len(order) // 2 :]] = True
     return held
@@ -125,7 +125,7 @@ def _half_held(scores: Scores, held: NDArray[np.bool_], steps: int, blocks: int)
 def measure_texts(
     case: WritingCase, say: Callable[[str], object] = lambda text: None, save: Save = lambda frontier: None
 ) -> Frontier:
-    """Every point of a case, over all its seeds."""
+    """Measure every point of a case with all its seeds."""
     measured = _WritingRun(case)
     for point in points(case, score(case.model)):
         writing, answering = (Executor(case.model.network, s) for s in (point.writing, point.answering))
@@ -138,7 +138,7 @@ def measure_texts(
 
 
 class _WritingRun:
-    """What is known so far of one case."""
+    """The measurements of one case so far."""
 
     def __init__(self, case: WritingCase) -> None:
         self.case = case
@@ -157,7 +157,7 @@ class _WritingRun:
             return generate_tokens(writing, prompts, sampling=sampling, batch=len(prompts))
 
         if seed == case.seeds[0] and case.model.device.type == "cuda":
-            write()  # warm-up; graphs are recorded
+            write()  # warm-up: records the graphs
         tokens, seconds = timed(write, case.model.device)
         if point.kind == "full":
             self.full[seed], self.seconds[seed] = tokens, seconds
@@ -209,14 +209,14 @@ class _WritingRun:
 
 
 def flop_share(case: WritingCase, schedule: Schedule, prompt: int) -> float:
-    """FLOPs of the units, as a share of as many full steps. Positions that are computed in held units count."""
+    """FLOPs of the units, as a share of the same number of full steps. Positions computed in held units count."""
     config, names = case.model.config, [unit.name for unit in case.model.units]
     tokens, width, keys_width = prompt + case.length, config.d_model, config.n_kv_heads * config.head_dim
     attends = np.array([name.endswith("attn") for name in names])
     attention = 4 * tokens * width * (width + keys_width) + 4 * tokens**2 * width
     full = np.where(attends, attention, 6 * tokens * width * config.mlp_hidden_size)
-    keys = np.where(attends, 4 * tokens * width * keys_width, 0)  # computed of all positions, whoever asks for them
-    keys = np.where(schedule.keep == "keys", 0, keys)  # unless they are kept
+    keys = np.where(attends, 4 * tokens * width * keys_width, 0)  # keys and values, for all positions
+    keys = np.where(schedule.keep == "keys", 0, keys)  # unless the schedule keeps them
     partly = keys + (full - keys) * _rows(case, schedule) / tokens
     spent = np.where(schedule.active, full[:, None], partly[:, None] if schedule.rows != "none" else 0)
     return float(spent.sum() / (full.sum() * schedule.steps))
@@ -226,7 +226,7 @@ def _rows(case: WritingCase, schedule: Schedule) -> float:
     """How many positions are computed in held units at a step."""
     if schedule.rows in ("block", "generated"):
         wanted = case.block_length if schedule.rows == "block" else case.length
-        return wanted + int(getattr(case.model.network, "shift", 0))  # and those before, that predict the first
+        return wanted + int(getattr(case.model.network, "shift", 0))  # `shift` more predict the first
     oldest = age = 0
     for full in schedule.full_steps:
         age = 0 if full else age + 1
@@ -249,7 +249,7 @@ def _right(case: WritingCase, executor: Executor, kind: str, seed: int) -> float
 
 
 def solved(executor: Executor, posed: Sequence[Problem], sampling: MaskedSampling, end: int) -> list[bool]:
-    """For each problem: whether the answer is exactly the expected one, and ends there."""
+    """For each problem: whether the answer is exactly the expected one and then ends."""
     written = generate_tokens(executor, [one["prompt"] for one in posed], sampling=sampling, batch=len(posed))
     return as_expected(written.tolist(), posed, end)
 

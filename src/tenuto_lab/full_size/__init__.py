@@ -1,1 +1,1 @@
-"""Evaluation at full size: samples made by many processes, published metrics, and language tasks."""
+"""Evaluation at full size: many processes make samples; published metrics and language tasks judge them."""

@@ -1,4 +1,4 @@
-"""Metrics of answers: how right an answer is, from 0 to 1."""
+"""Metrics of answers, from 0 (wrong) to 1 (right)."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from tenuto_lab.full_size.sandbox import passes_tests
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 FENCED = re.compile(r"```(?:python|py)?\n(.*?)```", re.DOTALL)
-SECONDS = 10.0  # that a program may take
+SECONDS = 10.0  # time limit of a program
 
 
 def exact(output: str, answers: Sequence[str]) -> float:
@@ -35,7 +35,7 @@ def last_number(text: str) -> Decimal | None:
 
 
 def rouge_l(output: str, answers: Sequence[str]) -> float:
-    """The F-measure of the longest common subsequence of words, with the answer it fits best."""
+    """The F-measure of the longest common subsequence of words, with the best-fitting answer."""
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
@@ -55,10 +55,10 @@ GRADED = ("rouge-l",)  # the others are right or wrong
 
 
 def passes(output: str, tests: Sequence[str], before: str = "", seconds: float = SECONDS) -> float:
-    """Whether a program of `before` and the output, and then its tests, run to their end in time.
+    """Whether the program (`before` and the output) and then its tests run to their end in time.
 
-    The program runs in a sandbox where there is one (see sandbox.py); without one it has this user's rights. If you do
-    not trust the model, run its answers in a container.
+    If a sandbox is available, the program runs in it (see sandbox.py); otherwise the program has this user's rights. If
+    you do not trust the model, run its answers in a container.
     """
     fenced = FENCED.search(output)
     return float(passes_tests(before + (fenced.group(1) if fenced else output), tests, seconds))

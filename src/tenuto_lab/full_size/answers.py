@@ -1,4 +1,4 @@
-"""Answers to prompts by the masked sampler, with a schedule or without. Only an answer's own tokens are counted."""
+"""The masked sampler answers prompts, with or without a schedule. Token counts leave out the prompt."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,18 +10,18 @@ from tenuto.runtime.executor import Mode, executor_for
 from tenuto.sampling.masked import block_length_for, generate_tokens, sampling_for
 from tenuto.scheduling.schedule import Schedule
 
-LENGTH = 256  # tokens of an answer, as LLaDA is evaluated
+LENGTH = 256  # tokens of an answer, as in LLaDA's evaluation
 
 
 @dataclass(frozen=True)
 class Answer:
     text: str
-    tokens: int  # before the end of the text; the prompt's do not count
-    prompt_cut: bool  # whether the prompt was too long, and its beginning left out
+    tokens: int  # before the end of the text, without the prompt
+    prompt_cut: bool  # whether the prompt was too long, so that its beginning was left out
 
 
 class Writer:
-    """A language model, and how it is to answer."""
+    """A language model and its settings for answering."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class Writer:
         mode: Mode = "auto",
         compiled: bool = False,
     ) -> None:
-        """steps         the schedule's, else one a token
-        block_length  as many blocks as the schedule was made for, else one
-        chat          wrap each prompt as a user's message, by the model's own template
+        """steps         by default the schedule's number; without a schedule, one per token
+        block_length  by default the schedule's number of blocks; without a schedule, one block
+        chat          wrap each prompt as a user's message, with the model's own template
         """
         if model.architecture.asks_for != "prompt":
             raise UsageError(f"{model.name} draws; its pictures are evaluated by: tenuto lab eval samples {model.name}")
@@ -67,7 +67,7 @@ class Writer:
         return {**sampling, "chat": self.chat, "batch": self.batch, **self.how}
 
     def answers(self, prompts: Sequence[str], until: Sequence[Sequence[str]] | None = None) -> list[Answer]:
-        """The answer to each prompt, cut at the first of its `until`."""
+        """The answer to each prompt, cut at the first occurrence of a string in its `until`."""
         if not prompts:
             return []
         room = self.model.config.max_sequence_length - self.sampling.length

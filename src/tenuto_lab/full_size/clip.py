@@ -25,13 +25,13 @@ def clip_scores(
         raise TenutoError(
             "CLIP scores need transformers, which is not installed: pip install 'tenuto[eval]'"
         ) from error
-    if not directory.is_dir():  # or transformers would look for it on the hub
+    if not directory.is_dir():  # otherwise transformers would look for it on the hub
         raise CheckpointError(f"{directory} holds no CLIP model: there is no such directory.")
     try:
         model: Any = transformers.CLIPModel.from_pretrained(directory)
         model = model.to(device).eval()
         tokenizer = transformers.CLIPTokenizer.from_pretrained(directory)
-        # The one that needs no torchvision, where the two are told apart.
+        # Some versions of transformers have a separate processor that needs no torchvision.
         kind = getattr(transformers, "CLIPImageProcessorPil", None) or transformers.CLIPImageProcessor
         processor = kind.from_pretrained(directory)
     except (OSError, ValueError) as error:

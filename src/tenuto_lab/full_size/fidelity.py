@@ -1,7 +1,7 @@
-"""How good a set of pictures is, against a reference: Fréchet distances, inception score, precision and recall, CLIP.
+"""The quality of a set of pictures against a reference: Fréchet distance, inception score, precision, recall, CLIP.
 
-A number means something only beside its conditions, so the report carries them: the reference, the features, how many
-samples, and what the set's own manifest says of how they were made.
+A number means something only together with its conditions. So the report contains them: the reference, the features,
+the number of samples, and the set's manifest, which says how the samples were made.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -38,22 +38,22 @@ class PictureSet:
 
 @dataclass(frozen=True)
 class Reference:
-    """Pictures, their statistics in some features, or both, as in published reference batches."""
+    """Pictures, the statistics of their features, or both, as in published reference batches."""
 
     name: str
     pixels: Pixels | None = None
     statistics: Statistics | None = None
     spatial: Statistics | None = None
-    count: int | None = None  # of the pictures that statistics are of, where that is known
+    count: int | None = None  # number of reference pictures, if known
 
 
 @dataclass(frozen=True)
 class SeenSet:
-    """A set as a network sees it."""
+    """The outputs of a network for a set of pictures."""
 
     features: Tensor  # [N, D]
     logits: Tensor  # [N, K]
-    spatial: Tensor | None = None  # [N, S], of Inception
+    spatial: Tensor | None = None  # [N, S], only from Inception
 
 
 class Viewer:
@@ -109,7 +109,7 @@ def evaluate_pictures(
 
 
 def against(seen: SeenSet, reference: Reference, viewer: Viewer, device: str) -> dict[str, Any]:
-    """The figures that need the reference; None where it does not hold what they need."""
+    """The figures that need the reference; None if the reference lacks the data for a figure."""
     real = None if reference.pixels is None else viewer(reference.pixels)
     statistics = reference.statistics or (None if real is None else Statistics.of(real.features))
     spatial = reference.spatial
@@ -132,7 +132,7 @@ def against(seen: SeenSet, reference: Reference, viewer: Viewer, device: str) ->
 def viewer_for(
     kind: Kind, shape: tuple[int, ...], inception: Path | None, device: str, batch: int
 ) -> tuple[Viewer, Reference | None]:
-    """Who looks at pictures of a shape [N, H, W, C], and the reference that comes with them."""
+    """The viewer for pictures of a shape [N, H, W, C], and the reference that is shipped with it, if any."""
     if kind == "own":
         if inception is not None:
             raise UsageError("--inception names the weights of other features: take --features inception.")
@@ -162,7 +162,7 @@ def _coloured(pixels: Tensor) -> Tensor:
 
 
 def read_set(path: Path) -> PictureSet:
-    """Pictures of an npz file (its first array), of a job's directory, or of a directory of files."""
+    """The pictures in an npz file (its array `arr_0`), in a job's directory, or in a directory of picture files."""
     if path.is_dir():
         if (path / SET).exists():
             beside = path / MANIFEST
@@ -173,7 +173,7 @@ def read_set(path: Path) -> PictureSet:
 
 
 def read_reference(path: Path) -> Reference:
-    """Pictures as `read_set` reads them, or statistics: safetensors of ours, or an npz with mu and sigma."""
+    """Pictures as in `read_set`, or statistics: our safetensors file, or an npz file with mu and sigma."""
     if path.suffix == ".safetensors":
         return Reference(str(path), statistics=Statistics.load(path))
     if path.is_dir():
@@ -183,7 +183,7 @@ def read_reference(path: Path) -> Reference:
     pixels = _pixels(arrays, path) if "arr_0" in arrays else None
     own = None if pixels is None else len(pixels)
     statistics = _gaussian(arrays, "mu", "sigma", path)
-    count = own if statistics is None else None  # published statistics are of more pictures than come with them
+    count = own if statistics is None else None  # published statistics cover more pictures than the file holds
     return Reference(str(path), pixels, statistics, _gaussian(arrays, "mu_s", "sigma_s", path), count)
 
 

@@ -1,10 +1,10 @@
 """Our language models in the language model evaluation harness, as the model `tenuto`.
 
-    import tenuto_lab.full_size.harness                              # registers it
+    import tenuto_lab.full_size.harness                              # registers the model
     lm_eval.simple_evaluate("tenuto", {"model": "GSAI-ML/LLaDA-8B-Instruct", "schedule": "s.json"}, ["gsm8k"])
 
-Answers are written by the masked sampler, under the schedule if there is one. Likelihoods are estimates (see
-likelihood.py) with everything computed: a schedule is over steps, and they take none.
+The masked sampler writes the answers, under the schedule if there is one. Likelihoods are estimates (see
+likelihood.py). They ignore the schedule, because an estimate has no steps.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from tenuto_lab.full_size.answers import LENGTH, Writer
 from tenuto_lab.full_size.jobs import Worker
 from tenuto_lab.full_size.likelihood import DRAWS, log_likelihood
 
-PATIENCE = timedelta(days=1)  # of processes that have answered their share, with those that have not
+PATIENCE = timedelta(days=1)  # how long finished processes wait for the others
 
 
 @register_model("tenuto")
@@ -49,9 +49,9 @@ class TenutoLM(LM):
         compiled: bool = False,
         max_batch_size: int | None = None,
     ) -> None:
-        """draws   of a likelihood's estimate
-        greedy  tell of each continuation whether the model would write it; costs as many evaluations as it has tokens
-        seed    of the estimates; each is drawn by its own text, so they depend on neither order nor processes
+        """draws   number of draws for the estimate of a likelihood
+        greedy  also find out whether the model would write each continuation; costs one evaluation per token
+        seed    of the estimates. It is combined with the text, so an estimate depends on neither order nor processes
         """
         super().__init__()
         worker = Worker.from_environment()
@@ -70,9 +70,9 @@ class TenutoLM(LM):
             compiled=compiled,
         )
         self.draws, self.greedy, self.seed = draws, greedy, seed
-        self.answer_tokens: dict[str, int] = {}  # of each prompt
+        self.answer_tokens: dict[str, int] = {}  # by prompt
         self._rank, self._world_size = worker.rank, worker.world
-        self._device = torch.device("cpu")  # where processes exchange numbers; the model is where it is
+        self._device = torch.device("cpu")  # for the exchange between processes; the model may be on another device
         if worker.world > 1 and not torch.distributed.is_initialized():
             torch.distributed.init_process_group("gloo", timeout=PATIENCE)
 
@@ -97,7 +97,7 @@ class TenutoLM(LM):
         return found
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """By the same estimate, in pieces that each fill the model; a piece does not see the ones before it."""
+        """The same estimate, in pieces of the model's full length. A piece does not see earlier pieces."""
         found = []
         for one in requests:
             tokens = self.network.tokenizer.encode(one.args[0])
@@ -126,7 +126,10 @@ class TenutoLM(LM):
         return bool(rows[0].tolist() == text)
 
     def _split(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Tokens of both, cut apart where the context alone would end; what does not fit is left out at its front."""
+        """The tokens of both, encoded together and split at the length of the context alone.
+
+        If both together are too long for the model, the context loses its beginning.
+        """
         spaces = len(context) - len(context.rstrip())
         if spaces:  # words carry the space before them
             context, continuation = context[:-spaces], context[-spaces:] + continuation

@@ -1,4 +1,4 @@
-"""The Inception network that published FIDs are taken in, from torch-fidelity."""
+"""The Inception network of published FIDs, from torch-fidelity."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tenuto.errors import CheckpointError, TenutoError, first_line
 
-SPATIAL_CHANNELS = 7  # of 17 × 17 places: what sFID is taken in
+SPATIAL_CHANNELS = 7  # of 17 × 17 places; sFID uses these features
 
 
 class Inception:
@@ -23,7 +23,7 @@ class Inception:
         extractor.Mixed_6d.branch1x1.register_forward_hook(self._note)
 
     def _note(self, module: object, inputs: object, output: Tensor) -> None:
-        self._spatial = output[:, :SPATIAL_CHANNELS].permute(0, 2, 3, 1).flatten(1).float()  # laid out as published
+        self._spatial = output[:, :SPATIAL_CHANNELS].permute(0, 2, 3, 1).flatten(1).float()  # in the published layout
 
     def __call__(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         features, logits = self.extractor(pixels)
@@ -31,7 +31,7 @@ class Inception:
 
 
 def load_inception(weights: Path | None, device: str | torch.device) -> Inception:
-    """With the weights in a file, else with those that torch-fidelity fetches."""
+    """Inception with the weights of a file; without a file, torch-fidelity downloads its weights."""
     try:
         from torch_fidelity import FeatureExtractorInceptionV3
     except ImportError as error:
@@ -47,7 +47,7 @@ def load_inception(weights: Path | None, device: str | torch.device) -> Inceptio
             ["2048", "logits_unbiased"],
             feature_extractor_weights_path=None if weights is None else str(weights),
         )
-    except OSError as error:  # urllib's, too
+    except OSError as error:  # includes urllib's errors
         raise TenutoError(
             f"The Inception weights could not be fetched ({first_line(error)}); name a copy with --inception."
         ) from error
@@ -57,10 +57,10 @@ def load_inception(weights: Path | None, device: str | torch.device) -> Inceptio
 
 
 def _check_plain(path: Path) -> None:
-    """Refuse a file with anything but tensors: torch-fidelity would run whatever its pickle says."""
+    """Refuse a file with anything but tensors, because torch-fidelity would execute its pickle."""
     try:
         torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise CheckpointError(f"Cannot read the Inception weights {path}: {error.strerror or error}.") from error
-    except Exception as error:  # the unpickler's own
+    except Exception as error:  # the unpickler may raise any error
         raise CheckpointError(f"{path} is no plain file of tensors: {first_line(error)}") from error

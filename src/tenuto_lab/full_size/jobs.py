@@ -1,15 +1,15 @@
-"""Work that many processes share: a range of indices in fixed parts, each computed once and written whole.
+"""Work that many processes share: a range of indices in fixed parts. Each part is computed once and written whole.
 
     job = Job(Path("out/manifest.json"), Path("out/parts"), settings, count=50_000, batch=32)
     job.complete(lambda indices: bytes_of(indices), lambda parts: collect(parts), Worker.from_environment())
 
-A directory is all that processes share, on one host or on many: there is no process group and nobody in charge. The
-parts do not depend on how many processes there are, so neither do their bytes. A process that works on a part holds a
-lock on it, which the system takes back however the process ends; so a part is computed by one process at a time, and
-after a crash the same command goes on with the parts that are not there.
+The processes share only a directory, on one host or on many: there is no process group and no coordinator. Neither the
+parts nor their bytes depend on the number of processes. A process locks the part that it computes. The system releases
+the lock when the process ends, in any way. So only one process computes a part at a time, and after a crash the same
+command continues with the missing parts.
 
-A part says which job it belongs to, and has a checksum. A part of another job, or a damaged one, is named and computed
-again. The last process to get here collects the parts; the others find that it is done.
+A part names its job and has a checksum. If a part is damaged or belongs to another job, a warning names the part, and
+the part is computed again. The last process to finish collects the parts; the others find the job finished.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ from typing import Any, TextIO
 from tenuto.errors import TenutoError, UsageError
 from tenuto.files import read_json, replacing, write_json
 
-SETTINGS = "settings"  # the field of the record that says what the job was
-HEADER = b"tenuto part "  # begins the first line of a part; what was computed follows that line
+SETTINGS = "settings"  # the field of the record that describes the job
+HEADER = b"tenuto part "  # begins the first line of a part; the content follows that line
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Worker:
 
     rank: int = 0
     world: int = 1
-    local: int = 0  # among those of its host
+    local: int = 0  # number among the processes of its host
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world:
@@ -45,7 +45,7 @@ class Worker:
 
     @classmethod
     def from_environment(cls) -> "Worker":
-        """By RANK, WORLD_SIZE and LOCAL_RANK; without them, the only one."""
+        """From RANK, WORLD_SIZE and LOCAL_RANK; without them, a single process."""
         names = {"rank": ("RANK", 0), "world": ("WORLD_SIZE", 1), "local": ("LOCAL_RANK", 0)}
         try:
             return cls(**{field: int(os.environ.get(name, default)) for field, (name, default) in names.items()})
@@ -53,20 +53,20 @@ class Worker:
             raise UsageError(f"RANK, WORLD_SIZE and LOCAL_RANK should be whole numbers: {error}.") from error
 
     def device(self, wanted: str) -> str:
-        """The device of this process: each process of a host takes another one."""
+        """The device of this process. Each process of a host gets its own GPU."""
         return f"cuda:{self.local}" if wanted == "cuda" and self.world > 1 else wanted
 
 
 class DamagedPart(TenutoError):
-    """A file in the place of a part is not what this job wrote there."""
+    """The file of a part is not the file that this job wrote."""
 
 
 @dataclass(frozen=True)
 class StoredPart:
-    """The file of a part: a line that says what it is, and then what was computed."""
+    """The file of a part: a line that describes it, and then its content."""
 
     path: Path
-    job: str  # the identity of the job that it should belong to
+    job: str  # the identity of the part's job
     indices: range
 
     def write(self, content: bytes) -> None:
@@ -74,7 +74,7 @@ class StoredPart:
             temporary.write_bytes(self._header(content) + content)
 
     def read(self) -> bytes:
-        """What was computed, if the file is whole."""
+        """The content. Raises DamagedPart if the file is not whole."""
         try:
             line, _, content = self.path.read_bytes().partition(b"\n")
         except OSError as error:
@@ -84,7 +84,7 @@ class StoredPart:
         return content
 
     def problem(self) -> str | None:
-        """What is wrong with the file, as far as its first line and its length tell; None if nothing is."""
+        """What is wrong with the file, judged by its first line and its length; None if nothing is wrong."""
         try:
             with self.path.open("rb") as file:
                 line = file.readline(1000)
@@ -116,7 +116,7 @@ class StoredPart:
 
 
 def _told_by(line: bytes) -> dict[str, Any] | None:
-    """What the first line of a part says; None if it is no such line."""
+    """The fields in the first line of a part; None if the line is not a part's first line."""
     try:
         told = json.loads(line.removeprefix(HEADER)) if line.startswith(HEADER) else None
     except (ValueError, RecursionError):
@@ -125,7 +125,7 @@ def _told_by(line: bytes) -> dict[str, Any] | None:
 
 
 class Job:
-    """`count` indices in parts of `batch`; finished when `record`, which says what the job was, and `results` exist."""
+    """`count` indices in parts of `batch`. Finished when `record` (it describes the job) and `results` exist."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Job:
         if count < 1 or batch < 1:
             raise UsageError(f"A job is of at least one sample, in parts of at least one: not {count} in {batch}s.")
         self.record, self.directory, self.results = record, parts, tuple(results)
-        self.settings: dict[str, Any] = json.loads(json.dumps(settings))  # as they will be read back
+        self.settings: dict[str, Any] = json.loads(json.dumps(settings))  # as JSON will return them
         self.parts = [range(start, min(start + batch, count)) for start in range(0, count, batch)]
         self._check_same(self._told())
         if self.record.exists() and (lost := [path for path in self.results if not path.exists()]):
@@ -147,7 +147,7 @@ class Job:
 
     @cached_property
     def identity(self) -> str:
-        """The same for two jobs if all their settings are."""
+        """Two jobs have the same identity if all their settings and parts are the same."""
         told = [self.settings, [[part.start, part.stop] for part in self.parts]]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
@@ -156,7 +156,7 @@ class Job:
         return all(path.exists() for path in (self.record, *self.results))
 
     def missing(self) -> list[range]:
-        """The parts that are not there yet, or are not those of this job."""
+        """The parts that do not exist yet, are damaged, or belong to another job."""
         return [part for part in self.parts if self.stored(part).problem()]
 
     def path(self, part: range) -> Path:
@@ -173,22 +173,22 @@ class Job:
         told: Callable[[range], object] = lambda part: None,
         afterwards: Callable[[], None] = lambda: None,
     ) -> bool:
-        """Compute what nobody else does, then collect if all parts exist. Returns whether the job is finished.
+        """Compute the parts that no other process computes; collect if all parts exist. Returns whether it is finished.
 
-        afterwards  what to do with a finished job, by one process at a time
+        afterwards  called when the job is finished, by one process at a time
         """
         self.run(work, worker, told)
         while True:
             try:
                 return self.finish(collect, afterwards)
-            except DamagedPart as damaged:  # in its middle, which only reading all of it shows
+            except DamagedPart as damaged:  # damage that only reading the whole part shows
                 _notice(f"{damaged} It is made again.")
                 self.run(work, worker)
 
     def run(
         self, work: Callable[[range], bytes], worker: Worker, told: Callable[[range], object] = lambda p: None
     ) -> int:
-        """Compute the parts that no process has computed or is computing, the own share first. Returns how many."""
+        """Compute the parts that no process has computed or is computing, its own share first. Returns their number."""
         own = self.parts[worker.rank :: worker.world]
         mine, done = set(own), 0
         for part in own + [part for part in self.parts if part not in mine]:
@@ -201,7 +201,7 @@ class Job:
     ) -> bool:
         """If all parts exist, collect them once and remove them. Returns whether the job is finished.
 
-        collect  writes the results first and the record last. A damaged part is removed, and told as DamagedPart.
+        collect  writes the results first and the record last. Damaged parts are removed, and DamagedPart is raised.
         """
         with _lock(self.directory / "collecting.lock", wait=True):
             if not self.finished:
@@ -230,7 +230,7 @@ class Job:
             return False
         path = stored.path
         with _lock(path.with_name(f"{path.name}.lock"), wait=False) as held:
-            # A part vanishes only after the job is finished, so that is asked last.
+            # Parts are removed only after the job is finished, so `finished` is checked last.
             if not held or not (problem := stored.problem()) or self.finished:
                 return False
             if path.exists():
@@ -239,12 +239,12 @@ class Job:
         return True
 
     def _told(self) -> dict[str, Any]:
-        """The settings of the job that is here; ours, if none is."""
+        """The settings of the job in this place; if there is none, our settings."""
         if not self.record.exists():
             try:
                 return self._begun()
             except TenutoError:
-                if not self.finished:  # then somebody cleared the parts away in between
+                if not self.finished:  # if finished, another process has removed the parts meanwhile
                     raise
         told = read_json(self.record, "record of a job").get(SETTINGS)
         if not isinstance(told, dict):
@@ -269,7 +269,7 @@ class Job:
             return self.settings
 
     def _check_ours(self, problem: str) -> None:
-        """A description that cannot be read is written again, unless parts of another job lie beside it."""
+        """Raise an error if parts of another job lie beside a damaged description; else it will be written again."""
         for path in sorted(self.directory.glob("*-*")):
             if path.suffix != ".lock" and path.is_file():
                 with path.open("rb") as file:
@@ -291,7 +291,7 @@ class Job:
 
 @contextmanager
 def _lock(path: Path, wait: bool) -> Iterator[bool]:
-    """Whether the lock is ours. The system gives it back when the process ends, in whatever way."""
+    """Whether this process holds the lock. The system releases the lock when the process ends, in any way."""
     import fcntl
 
     with _opened(path) as handle:
@@ -306,13 +306,13 @@ def _lock(path: Path, wait: bool) -> Iterator[bool]:
 
 
 def _opened(path: Path, tries: int = 100) -> TextIO:
-    """Another process may be removing the directory; then it is made again."""
+    """Open a file for locking. If another process removes the directory meanwhile, create the directory again."""
     for left in reversed(range(tries)):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             return path.open("a", encoding="utf-8")
         except OSError as error:
-            # The directory vanished before the file was opened, or while mkdir looked whether it is a directory.
+            # The directory vanished before the file was opened, or while mkdir checked whether it is a directory.
             vanished = isinstance(error, FileNotFoundError | FileExistsError)
             if not left or not vanished:
                 raise TenutoError(f"Cannot write {path}: {error.strerror or error}.") from error

@@ -1,7 +1,8 @@
-"""How likely a text is to a masked diffusion model: a Monte Carlo estimate of a bound (LLaDA's conditional likelihood).
+"""The likelihood of a text under a masked diffusion model: a Monte Carlo estimate of a bound, as for LLaDA.
 
-The model gives no probability of a text as a whole. Of L tokens, l are masked at random, and the probabilities of those
-are summed and scaled by L / l; over all l from 1 to L alike, the mean of that bounds log p(text | prompt) from below.
+The model gives no probability of a whole text. The estimate masks l of the L tokens at random, sums the
+log-probabilities of the masked tokens, and scales the sum by L / l. With l uniform in 1 to L, the mean is a lower bound
+on log p(text | prompt).
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ DRAWS = 128  # as published
 def log_likelihood(
     network: LLaDA, prompt: Sequence[int], text: Sequence[int], *, draws: int = DRAWS, batch: int = 16, seed: int = 0
 ) -> float:
-    """An estimate of the bound on log p(text | prompt), in nats. Everything is computed: there are no steps here."""
+    """An estimate of the bound on log p(text | prompt), in nats. No schedule applies, because there are no steps."""
     if draws < 1 or batch < 1:
         raise UsageError(f"An estimate takes at least one draw at a time: not {draws} in {batch}s.")
     if not text:
@@ -39,9 +40,10 @@ def log_likelihood(
 
 
 def masked_places(length: int, draws: int, seed: int) -> Tensor:
-    """Which of the tokens are masked in each draw: bool [draws, length], at least one. One draw does for one token.
+    """Which tokens are masked in each draw, at least one: bool [draws, length]. A single token needs one draw only.
 
-    How many is spread evenly over the draws from a random beginning, which leaves the mean as it is and its error less.
+    The numbers of masked tokens are spread evenly over the draws, from a random start. This reduces the error of the
+    mean and adds no bias.
     """
     if length == 1:
         return torch.ones(1, 1, dtype=torch.bool)

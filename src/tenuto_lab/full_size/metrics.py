@@ -1,4 +1,4 @@
-"""Metrics of sets of samples that a network has turned into features. Fréchet distances are in judging.statistics."""
+"""Metrics on the features of sets of samples. Fréchet distances are in judging.statistics."""
 
 import numpy as np
 import torch
@@ -7,13 +7,13 @@ from torch import Tensor
 
 from tenuto.errors import TenutoError, UsageError
 
-NEIGHBOURS = 3  # whose distance is the radius of a sample's ball, as published
-SPLITS = 10  # over which the inception score is averaged, as published
+NEIGHBOURS = 3  # the distance of the k-th neighbour is the radius of a ball; k as published
+SPLITS = 10  # number of splits over which the inception score is averaged, as published
 CHUNK = 4096  # rows of distances at once
 
 
 def inception_score(logits: Tensor, splits: int = SPLITS, seed: int = 2020) -> tuple[float, float]:
-    """exp E KL(p(y|x) ‖ p(y)), of logits [N, K]: its mean and standard deviation over the splits of a shuffled set."""
+    """exp E KL(p(y|x) ‖ p(y)) from logits [N, K]: mean and standard deviation over the splits of a shuffled set."""
     if logits.ndim != 2 or len(logits) < splits:
         raise UsageError(f"{len(logits)} samples cannot be split into {splits}.")
     shuffled = logits[torch.from_numpy(np.random.RandomState(seed).permutation(len(logits)))].double().cpu()
@@ -27,9 +27,9 @@ def inception_score(logits: Tensor, splits: int = SPLITS, seed: int = 2020) -> t
 
 
 def precision_recall(features: Tensor, real: Tensor, neighbours: int = NEIGHBOURS) -> tuple[float, float]:
-    """Kynkäänniemi et al.: the share of samples within the balls of real ones, and of real ones within samples' balls.
+    """Kynkäänniemi et al.: the share of samples in the balls of real ones, and of real ones in the balls of samples.
 
-    A ball reaches as far as the sample's k-th neighbour within its own set.
+    The radius of a ball is the distance to the k-th neighbour in the same set.
     """
     if features.ndim != 2 or features.shape[1:] != real.shape[1:]:
         raise UsageError(f"Features {tuple(features.shape)} and {tuple(real.shape)} are not of one space.")
@@ -47,15 +47,15 @@ def _covered(points: Tensor, centres: Tensor, neighbours: int) -> float:
 
 
 def _distances(a: Tensor, b: Tensor) -> Tensor:
-    # The exact way: differences of nearly equal features must not drown in the products'.
+    # Exact, because matrix products would lose small differences of nearly equal features to rounding.
     return torch.cdist(a.float(), b.float(), compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def mauve(features: Tensor, real: Tensor, clusters: int | None = None, scale: float = 5.0, seed: int = 0) -> float:
     """Pillutla et al.: the area under the divergence frontier of two sets of text features, in (0, 1]; 1 if alike.
 
-    Both are quantised by k-means over both together, by default into a tenth as many clusters as there are samples of
-    one. Published figures use GPT-2's features and their own preparation: compare within one setting only.
+    K-means over both sets together quantises the features. The default number of clusters is a tenth of the smaller
+    set's size. Published figures use GPT-2's features and their own preparation: compare within one setting only.
     """
     try:
         from sklearn.cluster import KMeans

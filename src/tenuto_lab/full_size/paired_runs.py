@@ -1,4 +1,4 @@
-"""Two runs on the same questions: the difference of their scores, and whether it may be chance."""
+"""Two runs on the same questions: the difference of their scores, and a test of its significance."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ QUESTIONS = listed(
 
 @dataclass(frozen=True)
 class Difference:
-    """Of one task and metric: the second run's score less the first's."""
+    """The second run's score minus the first's, on one task and metric."""
 
     task: str
     questions: int
@@ -27,12 +27,12 @@ class Difference:
     difference: Interval
     p: float  # two-sided
     test: str
-    only_first: int  # questions that only the first got right, or on which it scored higher
+    only_first: int  # questions on which the first run scored higher
     only_second: int
 
 
 def compare(first: Path, second: Path) -> list[Difference]:
-    """Question by question; both runs must have answered the same ones."""
+    """Compare two runs question by question. Both must have answered the same questions."""
     one, other = _questions(first), _questions(second)
     if one.keys() != other.keys():
         alone = sorted(one.keys() ^ other.keys())
@@ -67,7 +67,7 @@ def difference(task: str, first: Sequence[float], second: Sequence[float]) -> Di
 
 
 def mcnemar(won: int, lost: int) -> float:
-    """The p of an exact McNemar test on the questions that only one of the runs got right."""
+    """The p of an exact McNemar test on the questions that only one run answered correctly."""
     total = won + lost
     tail = sum(math.comb(total, k) for k in range(min(won, lost) + 1))
     return min(1.0, 2 * tail / 2**total)

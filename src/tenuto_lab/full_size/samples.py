@@ -1,7 +1,7 @@
-"""Samples by the ten thousand: made by many processes in fixed parts, and collected in one npz file.
+"""Tens of thousands of samples: many processes make them in fixed parts, and collect them in one npz file.
 
-The file is laid out as the field's reference batches are: `arr_0` holds the pictures [N, H, W, C] as bytes, `arr_1` the
-classes where there are any. A sample depends on its index alone, and on the batch that it is always made in.
+The file has the usual layout of reference batches: `arr_0` holds the pictures [N, H, W, C] as bytes, `arr_1` the
+classes, if any. A sample depends only on its index and on its batch, and an index is always in the same batch.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from PIL import Image
 from tenuto import __version__
 from tenuto.errors import CheckpointError, TenutoError, UsageError
 from tenuto.files import check_writable, replacing, write_json
-from tenuto.models import find, load
+from tenuto.models import find, is_pipeline, load
 from tenuto.provenance import provenance
 from tenuto.runtime.executor import Executor, Mode, executor_for
 from tenuto.sampling.pictures import Sampling, Solver, decode, generate, vae_of
@@ -40,18 +40,18 @@ Pixels = NDArray[np.uint8]  # [N, H, W, C]
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be sampled, as asked for."""
+    """A request for samples."""
 
     model: str
     samples: int
     schedule: Schedule | None = None
-    captions: tuple[str, ...] = ()  # of a model that draws captions; they come round again
-    steps: int | None = None  # the schedule's, else 50
-    guidance: float | None = None  # the family's
-    solver: Solver | None = None  # ddim
-    seed: int = 0  # of the first sample; the others count up
+    captions: tuple[str, ...] = ()  # if the model draws captions; used in rotation
+    steps: int | None = None  # default: the schedule's number, else 50
+    guidance: float | None = None  # default: the family's
+    solver: Solver | None = None  # default: ddim
+    seed: int = 0  # of the first sample; each further sample adds 1
     batch: int = 32
-    dtype: Precision | None = None  # the checkpoint's own; float32 on a CPU
+    dtype: Precision | None = None  # default: the checkpoint's own; float32 on a CPU
     vae: Path | None = None
     mode: Mode = "auto"
     compiled: bool = False
@@ -67,7 +67,7 @@ class Order:
 
 
 class Painter(Protocol):
-    """Draws the pictures of given indices, and says under which settings."""
+    """Draws the pictures of given indices, and names its settings."""
 
     classes: int | None
 
@@ -84,9 +84,9 @@ def make_samples(
     png: bool = False,
     told: Callable[[int], object] = lambda samples: None,
 ) -> dict[str, Any] | None:
-    """This process's share of the samples; the manifest once they are all there, and None until then.
+    """Make this process's share of the samples. Returns the manifest if all samples exist, else None.
 
-    Every process of the job calls this with the same order, now or later; what is there already is not made again.
+    Every process of the job calls this with the same order, now or later. Existing samples are not made again.
     """
     worker = worker or Worker.from_environment()
     check_writable(output / MANIFEST)
@@ -96,7 +96,7 @@ def make_samples(
         job = Job(output / MANIFEST, output / PARTS, settings, order.samples, order.batch, [output / SET])
 
         def collect(parts: Sequence[StoredPart]) -> None:
-            # Written among the parts and then moved: a process that is killed leaves nothing beside the set.
+            # Written among the parts and then moved, so that a killed process leaves no partial file beside the set.
             labels = None if painter.classes is None else np.arange(order.samples, dtype=np.int64) % painter.classes
             made, manifest = job.directory / SET, job.directory / MANIFEST
             write_set(made, parts, labels)
@@ -119,7 +119,7 @@ def make_samples(
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """What lies beside a set of samples, checked field by field."""
+    """The manifest beside a set of samples, checked field by field."""
     return read_result(path, "manifest of samples", MANIFEST_FILE)
 
 
@@ -149,7 +149,7 @@ MANIFEST_FILE = fields(
 
 
 def check_set(directory: Path) -> None:
-    """Refuse a set that is not the one its manifest describes."""
+    """Refuse a set whose checksum differs from the manifest's."""
     made = read_manifest(directory / MANIFEST)["provenance"]
     if "sha256" in made and made["sha256"] != _digest(directory / SET):
         raise TenutoError(
@@ -159,7 +159,7 @@ def check_set(directory: Path) -> None:
 
 
 def settings_of(order: Order, painter: Painter) -> dict[str, Any]:
-    """Everything that the bytes of the samples depend on. A job is identified by it."""
+    """Everything that the bytes of the samples depend on. These settings identify a job."""
     lines = "\n".join(order.captions)
     return {
         "tenuto": __version__,
@@ -179,14 +179,13 @@ def settings_of(order: Order, painter: Painter) -> dict[str, Any]:
 
 def painter_for(order: Order, worker: Worker) -> Painter:
     device = torch.device(worker.device(order.device))
-    place = find(order.model)
-    if (place / "model_index.json").exists() and (place / "unet").is_dir():
+    if is_pipeline(find(order.model)):
         return PipelinePainter(order, device)
     return ModelPainter(order, device)
 
 
 class ModelPainter:
-    """A model of ours, with the VAE that lies beside it or was named."""
+    """A model of ours, with the VAE beside it or the one that the order names."""
 
     def __init__(self, order: Order, device: torch.device) -> None:
         self.order = order
@@ -233,7 +232,7 @@ class ModelPainter:
 
 
 class PipelinePainter:
-    """A diffusers text-to-image pipeline draws, its denoiser under the schedule."""
+    """A diffusers text-to-image pipeline whose denoiser runs under the schedule."""
 
     classes: int | None = None
 
@@ -252,16 +251,16 @@ class PipelinePainter:
         options = {} if order.torch_dtype is None else {"torch_dtype": order.torch_dtype}
         try:
             self.pipe = DiffusionPipeline.from_pretrained(str(find(order.model)), **options).to(device)
-        except Exception as error:  # whatever a damaged directory makes diffusers stumble over
+        except Exception as error:  # a damaged directory may raise any error
             raise CheckpointError(f"{order.model} is no pipeline that diffusers can load: {error}") from error
         self.pipe.set_progress_bar_config(disable=True)
         denoiser = denoiser_of(self.pipe)
         keys = {key for unit in units_in(denoiser) for key in unit.tensors()}
         self.weights = fingerprint_of(ModuleTensors(denoiser), keys)
         self.dtype = str(denoiser.dtype).removeprefix("torch.")
-        self._held = ExitStack()  # for as long as the pipeline lives
+        self._held = ExitStack()  # keeps the schedule attached while the pipeline lives
         if order.schedule is not None:
-            # Weights that are rounded on request are not those that the schedule was made from, by their bytes.
+            # A requested dtype rounds the weights, so their bytes differ from those that the schedule was made from.
             how: dict[str, Any] = {"mode": order.mode, "compiled": order.compiled, "check_weights": order.dtype is None}
             self._held.enter_context(accelerated(self.pipe, schedule=order.schedule, **how))
 
@@ -289,7 +288,7 @@ class PipelinePainter:
 
 
 def write_set(path: Path, parts: Sequence[StoredPart], labels: NDArray[np.int64] | None) -> None:
-    """The parts one after another as `arr_0` of an npz file; no more than one of them is in memory."""
+    """Write the parts as `arr_0` of an npz file. Only one part at a time is in memory."""
     shape = _pixels_of(parts[0]).shape[1:]
     every = (sum(len(part.indices) for part in parts), *shape)
     header = {"descr": "|u1", "fortran_order": False, "shape": every}
@@ -314,7 +313,7 @@ def _pixels_of(part: StoredPart) -> Pixels:
 
 
 def pictures_of(path: Path) -> Iterator[Pixels]:
-    """The pictures [H, W, C] of a set, one after another; no more than one of them is in memory."""
+    """Yield the pictures [H, W, C] of a set. Only one picture at a time is in memory."""
     with zipfile.ZipFile(path) as archive, archive.open(f"{PIXELS}.npy") as member:
         np.lib.format.read_magic(member)
         (count, *shape), _, dtype = np.lib.format.read_array_header_1_0(member)
@@ -323,7 +322,7 @@ def pictures_of(path: Path) -> Iterator[Pixels]:
 
 
 def read_captions(path: Path) -> tuple[str, ...]:
-    """One a line; empty lines do not count."""
+    """One caption per line; empty lines do not count."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -340,7 +339,7 @@ def caption_of(captions: Sequence[str], index: int) -> str:
 
 
 def save_pictures(directory: Path, scratch: Path) -> None:
-    """Each picture of a set as a file of its own, if that is not there. scratch: a folder that will be removed."""
+    """Write each picture of a set to its own file, unless the file exists. scratch: a folder for temporary files."""
     folder = directory / PICTURES
     folder.mkdir(parents=True, exist_ok=True)
     for index, pixels in enumerate(pictures_of(directory / SET)):
@@ -358,7 +357,7 @@ def _stored(pixels: Pixels) -> bytes:
 
 
 def _described(vae: Any, name: str | None = None) -> dict[str, str] | None:
-    """name: by default the directory that it was loaded from."""
+    """Name, fingerprint and dtype of a VAE. name: by default the directory that the VAE was loaded from."""
     if vae is None:
         return None
     name = name or str(vae.config["_name_or_path"])
@@ -368,7 +367,7 @@ def _described(vae: Any, name: str | None = None) -> dict[str, str] | None:
 
 @contextmanager
 def _one_thread(device: str) -> Iterator[None]:
-    """On a CPU, sums depend on the number of threads, which launchers choose. So each process computes with one."""
+    """Use one thread on a CPU, because launchers choose the number of threads, and sums depend on that number."""
     threads = torch.get_num_threads()
     if torch.device(device).type == "cpu":
         torch.set_num_threads(1)

@@ -1,12 +1,12 @@
-"""Runs a program that a model wrote, and its tests, apart from everything else. A pass is a word, not an exit code.
+"""Runs a program that a model wrote, and its tests, in isolation. A secret word proves a pass, not an exit code.
 
-The program runs first. Only when it has ended does the process get the tests, with half of a secret; the other half
-waits in the pipe and is read after the last assertion. The word is the hash of both halves. So a program that ends the
-process (sys.exit, os._exit) cannot pass: neither its source nor /proc has the secret, and an exit code means nothing.
+The program runs first. When it has ended, the process receives the tests and half of a secret. The other half waits in
+the pipe; the process reads it after the last assertion. The word is the hash of both halves. So a program that ends the
+process (sys.exit, os._exit) cannot pass: neither its source nor /proc holds the secret, and the exit code is ignored.
 
-What remains: program and tests share a process, as HumanEval asks for. A program that was written against this very
-file can look for the secret in the frames and pipes of its process while the tests call it, and an object that says it
-equals everything passes every assertion. Answers come from models that do not know this file.
+Remaining weakness: program and tests share a process, as HumanEval requires. A program written against this very file
+can search the frames and pipes of its process for the secret while the tests call it. An object that claims to equal
+everything passes every assertion. But answers come from models that do not know this file.
 """
 
 import hashlib
@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import IO
 
 GIGABYTE = 2**30
-LIMITS = {"memory": 4 * GIGABYTE, "file": GIGABYTE // 16, "processes": 64}  # of a program; processes: beside ours
-ASKS = b"tests"  # what the process says when the program has ended well
+LIMITS = {"memory": 4 * GIGABYTE, "file": GIGABYTE // 16, "processes": 64}  # of a program; processes: beside the user's
+ASKS = b"tests"  # what the process sends when the program has ended without an error
 
-# Runs in the process that keeps the program. It starts no program by itself: the program is a fork of it, so that one
-# start of Python is enough. As "subreaper" it becomes the parent of everything that the program leaves behind in
-# sessions of its own, finds all of it below itself, and ends it.
+# The code of the keeper process. The program runs in a fork of the keeper, so Python starts only once. The keeper is a
+# "subreaper": it becomes the parent of all processes that the program leaves behind, even in sessions of their own. So
+# it finds these processes below itself and ends them.
 KEEPER = r"""
 import builtins, ctypes, hashlib, json, os, random, resource, signal, sys, types
 
@@ -166,21 +166,21 @@ end_all()
 
 @dataclass(frozen=True)
 class Isolation:
-    """What keeps a program apart from the machine, beside limits and an empty folder."""
+    """A way to isolate a program from the machine, in addition to limits and an empty folder."""
 
     name: str
-    command: Callable[[Path], list[str]]  # what goes before the program's own command; takes its folder
+    command: Callable[[Path], list[str]]  # the program's folder -> the words before its own command
     own_processes: bool  # whether the program sees only its own processes
 
 
 def _bubblewrap(folder: Path) -> list[str]:
-    """The file system is read-only but for the program's folder; no network."""
+    """The file system is read-only except for the program's folder; there is no network."""
     rooms = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--bind", str(folder), str(folder)]
     return ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", *rooms, "--chdir", str(folder), "--"]
 
 
 def _namespaces(folder: Path) -> list[str]:
-    """No network, and no sight of other processes. The file system is that of this user."""
+    """The program sees no network and no other processes. It has this user's access to the file system."""
     user = [] if os.geteuid() == 0 else ["--user", "--map-current-user"]
     return ["unshare", *user, "--net", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
 
@@ -194,7 +194,7 @@ SANDBOXES = {
 
 @cache
 def isolation() -> Isolation:
-    """The best of the sandboxes that are installed and may be used here."""
+    """The best sandbox that is installed and usable here."""
     for program, one in SANDBOXES.items():
         if shutil.which(program):
             with tempfile.TemporaryDirectory() as folder, suppress(OSError, subprocess.TimeoutExpired):
@@ -205,7 +205,7 @@ def isolation() -> Isolation:
 
 
 def passes_tests(program: str, tests: Sequence[str], seconds: float, within: Isolation | None = None) -> bool:
-    """Whether the program runs and its tests come to their end, all in time. Nothing that it started stays behind."""
+    """Whether the program and its tests run to their end in time. Ends all processes that the program started."""
     within = within or isolation()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         process = subprocess.Popen(
@@ -238,7 +238,7 @@ def _word_is_given(talk: "Talk", tests: str) -> bool:
 
 @dataclass
 class Talk:
-    """Both ends of the pipes to the program, until a deadline."""
+    """Our ends of the pipes to and from the program, with a deadline."""
 
     sink: IO[bytes]
     source: IO[bytes]
@@ -248,7 +248,7 @@ class Talk:
         os.set_blocking(self.sink.fileno(), False)
 
     def send(self, data: bytes) -> bool:
-        """Whether all of it was taken in time."""
+        """Send the data. Returns whether the program received all of it in time."""
         with selectors.DefaultSelector() as ready:
             ready.register(self.sink, selectors.EVENT_WRITE)
             while data:
@@ -256,12 +256,12 @@ class Talk:
                     return False
                 try:
                     data = data[os.write(self.sink.fileno(), data) :]
-                except OSError:  # nobody reads any more
+                except OSError:  # the reader is gone
                     return False
         return True
 
     def receive(self, size: int) -> bytes:
-        """So many bytes; fewer if the program ends, or the time does."""
+        """Receive `size` bytes; fewer if the program ends or the deadline passes."""
         data = b""
         with selectors.DefaultSelector() as ready:
             ready.register(self.source, selectors.EVENT_READ)
@@ -274,17 +274,17 @@ class Talk:
 
 
 def _end(process: subprocess.Popen[bytes], within: Isolation, folder: str) -> None:
-    """End the program and all that it started."""
+    """End the program and all processes that it started."""
     for stream in (process.stdin, process.stdout):
         if stream:
             with suppress(OSError):
                 stream.close()
     if within.own_processes:
-        # When the first process of a namespace is killed, the system ends all others before its parent hears of it.
+        # If the first process of a namespace is killed, the system ends all others before it notifies the parent.
         for one in _children(process.pid):
             with suppress(OSError):
                 os.kill(one, signal.SIGKILL)
-    else:  # the keeper ends what is below it
+    else:  # the keeper ends all processes below itself
         with suppress(OSError):
             process.send_signal(signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
@@ -292,7 +292,7 @@ def _end(process: subprocess.Popen[bytes], within: Isolation, folder: str) -> No
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    if not within.own_processes:  # a program may have killed its keeper
+    if not within.own_processes:  # because the program may have killed its keeper
         _end_those_of(folder)
 
 
@@ -321,5 +321,5 @@ def _end_those_of(folder: str) -> None:
 def _environment(path: Path) -> list[bytes]:
     try:
         return path.read_bytes().split(b"\0")
-    except OSError:  # of another user, or gone
+    except OSError:  # the process belongs to another user or has ended
         return []

@@ -1,8 +1,8 @@
 """Language tasks: our own from JSONL files, without any network, or the harness's by name; a result for each question.
 
-A line of a task file is an object: `prompt`, `answer` (or a list of them), and perhaps `metric` (exact, contains,
-numeric, rouge-l or pass@1; exact if nothing is said), `id`, `until` (strings that end an answer) and, of pass@1, `code`
-that goes before the output; its answer is the code that tests it.
+A line of a task file is an object with `prompt` and `answer` (one or a list). Optional fields are `metric` (exact,
+contains, numeric, rouge-l or pass@1; default exact), `id`, and `until` (strings that end an answer). For pass@1, the
+optional field `code` goes before the output, and `answer` is the code that tests the output.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ class Question:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The result of a question, with enough to pair it with another run's."""
+    """The result of a question, with the fields needed to pair it with another run's result."""
 
     id: str
     task: str
@@ -49,13 +49,13 @@ class TaskResult:
     prompt_sha256: str
     output: str
     score: float
-    correct: bool | None  # None where the metric is graded
-    tokens: int | None  # of the answer alone
-    prompt_cut: bool = False  # whether the prompt was too long, and its beginning left out
+    correct: bool | None  # None if the metric is graded
+    tokens: int | None  # of the answer, without the prompt
+    prompt_cut: bool = False  # whether the prompt was too long, so that its beginning was left out
 
 
 def read_tasks(path: Path, limit: int | None = None) -> list[Question]:
-    """The questions of a JSONL file. The task has the name of the file."""
+    """The questions of a JSONL file. The file's name is the name of the task."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -125,7 +125,7 @@ def run_files(
     worker: Worker | None = None,
     told: Callable[[int], object] = lambda questions: None,
 ) -> dict[str, Any] | None:
-    """This process's share of the questions; all results once they are there, and None until then."""
+    """Answer this process's share of the questions. Returns all results if they are complete, else None."""
     worker = worker or Worker.from_environment()
     questions = [question for path in files for question in read_tasks(path, limit)]
     if not allow_code and any(question.metric == RUNS_CODE for question in questions):
@@ -152,7 +152,7 @@ def run_files(
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """What `tenuto lab eval lm` wrote, checked field by field."""
+    """The file that `tenuto lab eval lm` wrote, checked field by field."""
     return read_result(path, "result file", RESULTS_FILE)
 
 
@@ -174,10 +174,10 @@ def run_named(
     allow_code: bool = False,
     task_manager: Any = None,
 ) -> dict[str, Any] | None:
-    """Tasks of the harness, by name or as it describes them; the results in the process of rank 0, None in others.
+    """Run tasks of the harness, by name or by the harness's description. Returns the results in rank 0, else None.
 
-    What was answered is noted beside the output, so that an interrupted run goes on. The `task_manager` is where the
-    harness finds tasks, if not among its own.
+    Answers are recorded beside the output, so that an interrupted run can continue. With a `task_manager`, the harness
+    finds tasks that are not its own.
     """
     import lm_eval
 
@@ -202,7 +202,7 @@ def run_named(
 
 
 def _results(task: str, samples: Sequence[Mapping[str, Any]], tokens: Mapping[str, int]) -> list[TaskResult]:
-    """Of the harness's samples: one for each question, filter and metric that is a number."""
+    """Results from the harness's samples: one for each question, filter and numeric metric."""
     results = []
     for sample in sorted(samples, key=lambda one: int(one["doc_id"])):
         prompt = str(sample["arguments"][0][0])
@@ -235,7 +235,7 @@ def settings_of(writer: Writer, **asked: Any) -> dict[str, Any]:
 
 
 def record(settings: Mapping[str, Any], results: Sequence[TaskResult], origin: Mapping[str, Any]) -> dict[str, Any]:
-    """What is stored: a mean with its interval for each task and metric, and every question."""
+    """The content of a result file: a mean with its interval for each task and metric, and every question."""
     groups: dict[str, list[TaskResult]] = {}
     for one in results:
         groups.setdefault(f"{one.task}, {one.metric}", []).append(one)

@@ -1,1 +1,1 @@
-"""Who judges samples: classifiers, a language model, distances between sets, and intervals."""
+"""Judges of samples: classifiers, a language model, distances between sets of samples, and intervals."""

@@ -1,6 +1,6 @@
-"""A small CIFAR-10 classifier: tells whether a sample is of the class that its caption asked for.
+"""A small CIFAR-10 classifier: it tells whether a sample shows the class named in its caption.
 
-Its penultimate features are what Fréchet distances between sets of samples are taken in.
+Fréchet distances between sets of samples are computed from its penultimate features.
 """
 
 from pathlib import Path
@@ -46,7 +46,7 @@ class CifarClassifier(nn.Module):
         self.head = nn.Linear(FEATURES, CLASSES)
 
     def features(self, x: Tensor) -> Tensor:
-        """[B, 184]: what the logits are a linear function of."""
+        """[B, 184]: the input of the linear layer that gives the logits."""
         return self.convolutions(x).amax(dim=(2, 3))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -23,12 +23,12 @@ from tenuto_lab.judging.statistics import Distance, Statistics
 
 CHUNK = 1000  # pictures at once
 ROWS = 64  # texts at once
-TINY = 1e-10  # added to lengths that are divided by, as LPIPS does
+TINY = 1e-10  # added to lengths before division, as in LPIPS
 END_OF_TEXT = 1
 TIED = "lm_head.weight"  # not stored: it is the embedding
 
 PictureClassifier = Classifier | CifarClassifier
-# Which classifier knows a model's pictures, by their shape.
+# The classifier for a model's pictures, by their shape.
 CLASSIFIERS: dict[tuple[int, ...], tuple[str, Callable[[Path], PictureClassifier]]] = {
     (1, 32, 32): ("fashion-classifier", load_classifier),
     (3, 32, 32): ("cifar-classifier", load_cifar_classifier),
@@ -36,7 +36,7 @@ CLASSIFIERS: dict[tuple[int, ...], tuple[str, Callable[[Path], PictureClassifier
 
 
 class PictureJudge:
-    """A classifier, and the statistics of real pictures in its features. Answers lie on the classifier's device."""
+    """A classifier, and the statistics of real pictures in its features. Results lie on the classifier's device."""
 
     def __init__(
         self, name: str, module: PictureClassifier, statistics: Statistics | None = None, labels: Sequence[str] = ()
@@ -52,18 +52,18 @@ class PictureJudge:
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
-        """[N, D]: what Fréchet distances are taken in."""
+        """[N, D]: the features for Fréchet distances."""
         return torch.cat([self.module.features(part) for part in self._parts(images)])
 
     def distance(self, images: Tensor) -> Distance | None:
-        """The Fréchet distance of pictures from real ones; None if they are too few for an invertible covariance."""
+        """The Fréchet distance from real pictures; None if there are too few pictures for an invertible covariance."""
         if self.statistics is None or len(images) <= len(self.statistics.mean):
             return None
         return Distance.of(self.features(images).cpu(), self.statistics.to("cpu"))
 
     @torch.no_grad()
     def agrees(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Whether it takes each picture for one of the class asked for: bool [N]."""
+        """Whether the classifier sees the requested class in each picture: bool [N]."""
         if len(images) != len(labels):
             raise ValueError(f"{len(images)} pictures cannot have {len(labels)} labels")
         guesses = torch.cat([self.module(part).argmax(1) for part in self._parts(images)])
@@ -73,8 +73,8 @@ class PictureJudge:
     def perceptual(self, images: Tensor, reference: Tensor) -> Tensor:
         """How different each picture looks from its reference, like LPIPS without learnt weights: [N], 0 if equal.
 
-        After each convolution the channels at a place are scaled to length 1; their squared differences are averaged
-        over places and summed over convolutions.
+        After each convolution the channel vector at every place is scaled to length 1. The squared differences of
+        these vectors are averaged over places and summed over convolutions.
         """
         if images.shape != reference.shape:
             raise ValueError(
@@ -98,18 +98,18 @@ class PictureJudge:
 
 
 def picture_judge(model: Model, device: str | torch.device) -> PictureJudge | None:
-    """The shipped judge of a model's pictures; None if no judge knows pictures of this kind."""
+    """The shipped judge of a model's pictures; None if there is no judge for this kind of picture."""
     shape = getattr(model.config, "sample_shape", None)  # a language model has none
     judge = None if shape is None else judge_of(shape, device)
     if judge is None:
         return None
-    # A model with classes of its own kind would be judged by what its pictures do not show.
+    # A model with other classes draws things that the judge does not know.
     classes, labels = getattr(model.config, "classes", len(judge.labels)), list(model.labels or judge.labels)
     return judge if classes == len(judge.labels) and labels == judge.labels else None
 
 
 def judge_of(shape: tuple[int, ...], device: str | torch.device) -> PictureJudge | None:
-    """The shipped judge of pictures of a shape (channels, height, width); None if there is none."""
+    """The shipped judge for pictures of this shape (channels, height, width); None if there is none."""
     if shape not in CLASSIFIERS:
         return None
     name, load = CLASSIFIERS[shape]
@@ -123,7 +123,7 @@ def judge_of(shape: tuple[int, ...], device: str | torch.device) -> PictureJudge
 
 
 class TextJudge:
-    """A small causal language model, trained on books: it gives texts like these a high likelihood."""
+    """A small causal language model, trained on books. It gives book-like text a high likelihood."""
 
     def __init__(self, network: Any, name: str = "causal-judge") -> None:
         self.name = name
@@ -135,15 +135,15 @@ class TextJudge:
 
     @property
     def longest(self) -> int:
-        """Tokens in a row, at most."""
+        """The most tokens that a text may have."""
         return int(self.network.config.max_position_embeddings)
 
     @torch.no_grad()
     def nll(self, rows: Tensor, first: int) -> Tensor:
-        """How unlikely each text is from position `first` on, given all before: nats a token, float32 [B].
+        """Negative log-likelihood of each text from position `first` on, in nats a token: float32 [B].
 
-        rows   tokens [B, N], from the start-of-text on
-        first  where the part that is judged begins; what follows its first end-of-text does not count
+        rows   tokens [B, N], beginning with the start-of-text
+        first  position at which the judged part begins; tokens after its first end-of-text do not count
         """
         if rows.ndim != 2 or not 0 < first < rows.shape[1] <= self.longest:
             raise UsageError(
@@ -157,7 +157,7 @@ class TextJudge:
         logits = self.network(input_ids=rows, use_cache=False).logits[:, first - 1 : -1].float()
         losses = -logits.log_softmax(-1).gather(-1, written[..., None])[..., 0]
         ends = written == END_OF_TEXT
-        counted = ends.cumsum(1) - ends.long() == 0  # no end before it
+        counted = ends.cumsum(1) - ends.long() == 0  # no end-of-text before the token
         return (losses * counted).sum(1) / counted.sum(1)
 
 
@@ -197,7 +197,7 @@ def text_judge(device: str | torch.device) -> TextJudge | None:
 
 
 class Problem(TypedDict):
-    prompt: list[int]  # from the start-of-text on
+    prompt: list[int]  # begins with the start-of-text
     answer: list[int]  # without the end-of-text
 
 

@@ -1,7 +1,7 @@
 """How far sets of samples are apart, and how certain a difference is.
 
-Fréchet distances here are taken in the features of a small classifier: they compare schedules of one model with each
-other, not models with published figures. They fall as samples are added, so compare sets of one size only.
+Fréchet distances here use the features of a small classifier. They compare schedules of one model with each other; do
+not compare them with published figures. They fall when samples are added, so only compare sets of the same size.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,17 +18,17 @@ from torch import Tensor
 from tenuto.errors import TenutoError
 from tenuto.files import replacing
 
-ALIKE = 30  # dB, from which on differences are hard to see in small pictures
-SURE = 0.95  # how sure the intervals are
-SPREAD = 1.96  # standard errors on either side, of an interval that sure
+ALIKE = 30  # dB; from this value on, differences are hard to see in small pictures
+SURE = 0.95  # confidence of the intervals
+SPREAD = 1.96  # standard errors on either side at this confidence
 
-Interval = tuple[float, float, float]  # the value, and the low and high end of its interval
+Interval = tuple[float, float, float]  # the value, and the low and the high end of its interval
 Values = Tensor | NDArray[np.generic] | Sequence[float]
 
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """The Gaussian that a set of features is taken for, in float64."""
+    """The mean and covariance of a set of features, in float64; the features are treated as Gaussian."""
 
     mean: Tensor  # [D]
     covariance: Tensor  # [D, D]
@@ -42,7 +42,7 @@ class Statistics:
 
     @classmethod
     def of(cls, features: Tensor) -> "Statistics":
-        """Of features [N, D], on their device."""
+        """The statistics of features [N, D], on their device."""
         _check_features(features)
         return cls(features.double().mean(dim=0), torch.cov(features.double().T).reshape(2 * features.shape[1:]))
 
@@ -69,13 +69,13 @@ class Statistics:
 
 
 def frechet(a: Statistics, b: Statistics) -> float:
-    """The Fréchet distance of two Gaussians, |μ₁ − μ₂|² + tr(Σ₁ + Σ₂ − 2 (Σ₁ Σ₂)^½); on the device of the first."""
+    """The Fréchet distance of two Gaussians, |μ₁ − μ₂|² + tr(Σ₁ + Σ₂ − 2 (Σ₁ Σ₂)^½), on the device of `a`."""
     return float(_distances(a.mean[None], a.covariance[None], b.to(a.mean.device))[0])
 
 
 @dataclass(frozen=True, eq=False)
 class Distance:
-    """The Fréchet distance of a set of samples from a reference, and the distances of its resamples (bootstrap)."""
+    """The Fréchet distance of a set of samples from a reference, and the distances of its bootstrap resamples."""
 
     value: float
     drawn: Tensor  # [resamples]
@@ -83,7 +83,7 @@ class Distance:
 
     @classmethod
     def of(cls, features: Tensor, reference: Statistics, resamples: int = 20, seed: int = 0) -> "Distance":
-        """Of features [N, D], on their device; eigenvalues of small matrices are a matter for the CPU."""
+        """The distance of features [N, D], on their device. Prefer the CPU for eigenvalues of small matrices."""
         _check_features(features)
         itself = torch.ones(1, len(features), dtype=torch.float64)
         found = _resampled(features, reference, torch.cat([itself, _counts(len(features), resamples, seed)]))
@@ -91,15 +91,15 @@ class Distance:
 
     @property
     def interval(self) -> Interval:
-        """The distance, with its 95 % interval over the draw of samples."""
+        """The distance, with its 95 % bootstrap interval."""
         value, low, high = _around(self.value, self.drawn)
         return value, max(low, 0.0), high
 
     def beyond(self, full: "Distance") -> Interval:
-        """How much further than the full run's samples: FID(schedule) − FID(full), and its interval.
+        """How much further from the reference than the full run's samples: FID(schedule) − FID(full), and its interval.
 
-        Sample i of both sets comes from the same noise, and both are drawn anew by the same indices: what they share
-        by chance cancels, and the interval is far narrower than those of the two distances.
+        Sample i of both sets comes from the same noise, and both sets are resampled with the same indices. So their
+        common random error cancels, and the interval is far narrower than the intervals of the two distances.
         """
         if (self.samples, len(self.drawn)) != (full.samples, len(full.drawn)):
             raise ValueError(f"distances of {self.samples} and {full.samples} samples are not of paired samples")
@@ -107,36 +107,36 @@ class Distance:
 
 
 def mean_interval(values: Values, resamples: int = 2000, seed: int = 0) -> Interval:
-    """The mean, with its 95 % interval by the bootstrap."""
+    """The mean, with its 95 % bootstrap interval."""
     given = _array(values)
     if not len(given):
         raise ValueError("there is no mean of no values")
     generator = np.random.default_rng(seed)
     means = [given[generator.integers(len(given), size=len(given))].mean() for _ in range(resamples)]
-    # Without interpolation, which would make NaN of infinite values.
+    # Without interpolation, because interpolating infinite values gives NaN.
     low, high = np.quantile(means, [(1 - SURE) / 2, (1 + SURE) / 2], method="inverted_cdf")
     return float(given.mean()), float(low), float(high)
 
 
 def paired_test(a: Values, b: Values, flips: int = 10_000, seed: int = 0) -> float:
-    """The two-sided p of a mean difference, if the sign of each pair's difference were random."""
+    """The two-sided p of the mean difference in a sign-flip permutation test."""
     first, second = _array(a), _array(b)
     if first.shape != second.shape or not len(first):
         raise ValueError(f"{len(first)} and {len(second)} values do not make pairs")
     differences = first - second
-    differences = differences[differences != 0]  # the sign of nothing does not matter
+    differences = differences[differences != 0]  # flipping the sign of zero changes nothing
     generator, reached = np.random.default_rng(seed), 0
-    least = abs(differences.sum()) - 1e-12 * np.abs(differences).sum()  # sums in another order differ in rounding
+    least = abs(differences.sum()) - 1e-12 * np.abs(differences).sum()  # rounding depends on the order
     for start in range(0, flips, 500):
         signs = generator.integers(2, size=(min(500, flips - start), len(differences)), dtype=np.int8) * 2.0 - 1.0
         reached += int((np.abs(signs @ differences) >= least).sum())
-    return (1 + reached) / (1 + flips)  # the signs as they are, are one of the ways
+    return (1 + reached) / (1 + flips)  # the observed signs count as one of the flips
 
 
 def _distances(means: Tensor, covariances: Tensor, reference: Statistics) -> Tensor:
-    """Of Gaussians [R, D] and [R, D, D] to the reference: [R].
+    """Distances [R] of Gaussians with means [R, D] and covariances [R, D, D] to the reference.
 
-    (Σ₁ Σ₂)^½ has the trace of (Σ₂^½ Σ₁ Σ₂^½)^½, which is symmetric.
+    (Σ₁ Σ₂)^½ has the same trace as the symmetric matrix (Σ₂^½ Σ₁ Σ₂^½)^½.
     """
     if means.shape[1:] != reference.mean.shape:
         raise ValueError(f"{means.shape[1]} features cannot be compared with {len(reference.mean)}")
@@ -168,7 +168,7 @@ def _resampled(features: Tensor, reference: Statistics, counts: Tensor) -> Tenso
 
 
 def _around(value: float, drawn: Tensor) -> Interval:
-    """By the resamples' standard error: a resample has fewer distinct samples, so its distance itself is too large."""
+    """From the resamples' standard error. Their distances are too large, because a resample repeats samples."""
     error = SPREAD * float(drawn.std())
     return value, value - error, value + error
 

@@ -1,6 +1,6 @@
-"""A small Tiny-ImageNet classifier: tells whether a sample is of the class that was asked for.
+"""A small Tiny-ImageNet classifier: it tells whether a sample shows the requested class.
 
-Its penultimate features are what Fréchet distances between sets of samples are taken in.
+Fréchet distances between sets of samples are computed from its penultimate features.
 """
 
 from pathlib import Path
@@ -39,7 +39,7 @@ class TinyClassifier(nn.Module):
         self.head = nn.Linear(FEATURES, classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """[B, 224]: what the logits are a linear function of."""
+        """[B, 224]: the input of the linear layer that gives the logits."""
         return self.convolutions(x).mean(dim=(2, 3))
 
     def forward(self, x: Tensor) -> Tensor:

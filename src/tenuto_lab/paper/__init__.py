@@ -3,8 +3,8 @@
     from tenuto_lab.paper import EXPERIMENTS, Lab
     result = EXPERIMENTS["rankings"].run(Lab(models=("tiny-dit",), samples=20))
 
-`tenuto lab experiment` runs them and writes what it finds with its provenance. It notes every trial, so that an
-interrupted run can go on where it stopped.
+`tenuto lab experiment` runs them and writes the results with their provenance. It records every trial, so that an
+interrupted run can continue where it stopped.
 """
 
 from collections.abc import Callable
@@ -21,11 +21,11 @@ DRAWING = ("tiny-dit", "tiny-uvit", "tiny-sdxl")
 class Experiment:
     name: str
     title: str
-    claim: str  # the paper's, in a sentence
+    claim: str  # the paper's claim, in a sentence
     where: str  # in the paper
     home: str  # module and function
-    models: tuple[str, ...] = REFERENCE  # of the reference set
-    samples: int = 100  # of each seed
+    models: tuple[str, ...] = REFERENCE  # default models, from the reference set
+    samples: int = 100  # for each seed
     seeds: int = 3
 
     def run(self, lab: Lab) -> ExperimentResult:

@@ -1,4 +1,4 @@
-"""What the experiments found, beside what the paper says: every file of a results folder as one table."""
+"""The experiments' results beside the paper's figures: all files of a results folder as one table."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ HEAD = ("experiment", *ROW)
 
 
 def claims_table(folder: Path) -> Table | None:
-    """One row for each quantity that was measured; None where no experiment has been run yet."""
+    """One row for each measured quantity; None if no experiment has run yet."""
     rows = [row for path in sorted(folder.glob("*.json")) for row in _rows(path)]
     return Table("Experiments", HEAD, rows) if rows else None
 

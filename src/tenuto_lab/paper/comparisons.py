@@ -1,4 +1,4 @@
-"""The paper's schedule beside the samplers and caches of others, on models that draw: tables of FID and latency."""
+"""The paper's schedule compared with other samplers and caches, on models that draw: FID and latency."""
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from tenuto_lab.rivals import (
     schedule_for,
 )
 
-# method -> (the paper's latency over full inference's, FID over full inference's), by family
+# The paper: family -> method -> (latency, FID), both divided by full inference's.
 PAPER: dict[str, dict[str, tuple[float | None, float]]] = {
     "dit": {
         "DDIM, half the steps": (0.91 / 1.82, 3.14 / 2.27),
@@ -52,14 +52,14 @@ PAPER: dict[str, dict[str, tuple[float | None, float]]] = {
         "spectral + DPM-Solver++": (0.60 / 4.80, 8.45 / 7.84),
     },
 }
-# What other experiments call the same trials.
+# The names of the same trials in other experiments.
 KNOWN_AS = {
     "random static": "random at {budget:g}",
     "depth static": "depth at {budget:g}",
     "spectral static": "spectral at {budget:g}",
     "Tenuto's default": "tenuto at {budget:g}",
 }
-EVERY = 3  # steps from one refresh of a cache to the next
+EVERY = 3  # steps between refreshes of a cache
 CALIBRATION = 8  # samples
 Method = tuple[Way, int, Solver]  # the way, its steps, and the solver
 
@@ -97,7 +97,7 @@ def comparisons(lab: Lab) -> ExperimentResult:
 
 
 def methods(bench: PictureBench, base: int) -> dict[str, Method]:
-    """How each method runs, by its name. Caches are refreshed at every third step."""
+    """The methods by name. DeepCache is refreshed at every third step."""
     model, budget, fifth = bench.model, BUDGETS.get(bench.family, 0.35), max(5, base // 5)
     unet = bench.family == "unet"
     found: dict[str, Method] = {
@@ -141,7 +141,7 @@ def _deep_cache(bench: Bench) -> Way:
 
 
 def _deep_schedule(bench: Bench, steps: int) -> Schedule:
-    """What DeepCache computes, updates held; of a transformer, the first and the last block at every step."""
+    """Computes the same units as DeepCache, and holds updates. In a transformer, the outer blocks are always live."""
     if bench.family == "unet":
         return deep_cache_schedule(bench.model, steps, EVERY)
     blocks = np.array(blocks_of([unit.name for unit in bench.model.units]))

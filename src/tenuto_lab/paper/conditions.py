@@ -1,4 +1,4 @@
-"""The conditions of an experiment: the models, how many samples, and what was measured so far."""
+"""The conditions of an experiment: the models, the number of samples, and the trials measured so far."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,18 +18,18 @@ Say = Callable[[str], object]
 @dataclass
 class Lab:
     models: Sequence[str] = REFERENCE
-    samples: int = 100  # of each seed
+    samples: int = 100  # for each seed
     seeds: int = 3
-    steps: int | None = None  # of the full run, instead of the experiment's own
+    steps: int | None = None  # steps of the full run; None: the experiment's own number
     device: str | torch.device = "cpu"
     journal: Journal | None = None
     say: Say = lambda text: None
     _benches: dict[str, Bench] = field(default_factory=dict)
 
     def once(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What the journal holds under this name for as many samples; otherwise it is measured now and noted.
+        """The journal's entry of this name for this number of samples. If there is none, measures and records it.
 
-        Experiments that are done together share their trials.
+        Experiments with a common journal share their trials.
         """
         name = f"{name} ({self.samples} samples of {self.seeds} seeds)"
         known = self.journal.get(name) if self.journal is not None else {}
@@ -41,7 +41,7 @@ class Lab:
         return found
 
     def bench(self, name: str) -> Bench:
-        """A model, loaded once, with what it is asked for and who judges it."""
+        """A model with its requests and its judge. Each model is loaded once."""
         if name not in self._benches:
             model = tenuto.load(name, device=torch.device(self.device), dtype=torch.float32)
             make = TextBench if model.architecture.asks_for == "prompt" else PictureBench

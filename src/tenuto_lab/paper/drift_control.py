@@ -1,4 +1,4 @@
-"""A schedule from weights alone, beside one that looks at each input, and one that knows its outcome."""
+"""A schedule from weights alone, compared with choosing units by the activation drift of each input."""
 
 from tenuto.scheduling.lifetimes import lifetimes
 from tenuto_lab.paper.conditions import Lab
@@ -8,7 +8,7 @@ from tenuto_lab.paper.trials import Bench, Trial, Way
 from tenuto_lab.paper.ways import BUDGETS, in_full, ours, paired_row, quality_rows, spectral, tried, within
 from tenuto_lab.rivals import ActivationDrift
 
-# (spectral, drift) latency over full inference's; and what is lost
+# The paper: (spectral, drift) latency divided by full inference's, and the loss of quality.
 LATENCY = {"llada": (150 / 450, 171 / 450), "dit": (0.61 / 1.82, 0.69 / 1.82), "unet": (1.60 / 4.80, 1.78 / 4.80)}
 LOST: dict[str, tuple[dict[str, float], dict[str, float]]] = {
     "llada": ({"arithmetic": -0.002}, {"arithmetic": -0.001}),

@@ -1,4 +1,4 @@
-"""What skipping, padded graphs and jagged graphs each contribute to the speed, and what they cost in memory."""
+"""The speed that skipping, padded graphs and jagged graphs each contribute, and their cost in memory."""
 
 from functools import partial
 from typing import Any
@@ -12,11 +12,11 @@ from tenuto_lab.paper.ways import BUDGETS
 from tenuto_lab.speed.ladder import Rung, TimedNetwork, Timing, everything, measure, scattered_lifetimes, timed_network
 
 STEPS = 100
-PAPER = {"skip": 1.9, "padded": 2.7, "jagged": 3.0}  # over eager, LLaDA-8B
+PAPER = {"skip": 1.9, "padded": 2.7, "jagged": 3.0}  # the paper's speed-up over eager, LLaDA-8B
 MEMORY = {"llada": 0.17, "dit": 0.11, "uvit": 0.10, "unet": 0.22}
-BATCHES = {"llada": 1, "dit": 32, "uvit": 32, "unet": 16}  # both halves of guidance
+BATCHES = {"llada": 1, "dit": 32, "uvit": 32, "unet": 16}  # including both halves of guidance
 TOKENS = 512
-GENERATIONS = 3  # timed of each way
+GENERATIONS = 3  # timed generations for each way
 
 
 def execution(lab: Lab) -> ExperimentResult:

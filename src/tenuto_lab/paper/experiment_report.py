@@ -1,4 +1,4 @@
-"""What experiments found, as tables, figures and one page: the paper's figure, the measured one, and a verdict."""
+"""Results as tables, figures and one page: the paper's figure, the measured figure, and a verdict."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ HEAD = ("model", "quantity", "paper", "measured", "95 % interval", "holds")
 
 
 def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """A row as HEAD says."""
+    """The cells of a row, in the order of HEAD."""
     measured = "not measured" if row["measured"] is None else number(row["measured"])
     return row["model"], row["quantity"], number(row["paper"]), measured, interval(row), HOLDS[row["holds"]]
 
@@ -52,9 +52,9 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def results_page(records: Sequence[Mapping[str, Any]], folder: str) -> str:
-    """All of them, in Markdown, for someone who knows the abstract only.
+    """All experiments, in Markdown, for a reader who knows only the abstract.
 
-    folder  where the tables and figures lie, as seen from the page
+    folder  path from the page to the tables and figures
     """
     lines = [
         "# The paper's experiments, done again\n",
@@ -91,7 +91,7 @@ def results_page(records: Sequence[Mapping[str, Any]], folder: str) -> str:
 
 
 def _samples(record: Mapping[str, Any]) -> str:
-    """How many an experiment rests on, in words."""
+    """The number of samples that an experiment rests on, in words."""
     if rests_on := record.get("rests_on"):
         return str(rests_on)
     made = record["provenance"]
@@ -100,8 +100,7 @@ def _samples(record: Mapping[str, Any]) -> str:
 
 
 def _most_telling(rows: Sequence[Mapping[str, Any]], most: int = 24) -> list[Mapping[str, Any]]:
-    """All rows that claim something, then rows with a figure of the paper as far as there is room, evenly over the
-    models."""
+    """All rows that test a claim. If there is room, also rows with a figure of the paper, as many for each model."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     claims = [i for i, row in enumerate(rows) if row["holds"] is not None]
     room = max(0, most - len(claims)) // max(1, len(models))
@@ -113,7 +112,7 @@ def _most_telling(rows: Sequence[Mapping[str, Any]], most: int = 24) -> list[Map
 
 
 def verdict(record: Mapping[str, Any]) -> str:
-    """How many of the comparisons that the paper claims something of turn out as it says, and what was found."""
+    """In how many comparisons the paper's claim holds, and the finding."""
     said = _said(record)
     held = f"in {sum(said)} of {len(said)} comparisons"
     if not said:
@@ -130,7 +129,7 @@ def _said(record: Mapping[str, Any]) -> list[bool]:
 
 
 def _fact(record: Mapping[str, Any]) -> str:
-    """The first sentence of what was found that has a figure; without one, the verdict's first."""
+    """The finding's first sentence that contains a number; if there is none, the verdict's first sentence."""
     found = [sentence for sentence in record["finding"].rstrip(".").split(". ") if any(c.isdigit() for c in sentence)]
     return (found or verdict(record).rstrip(".").split(". "))[0] + "."
 
@@ -227,7 +226,7 @@ def _map(ax: Any, panel: Mapping[str, Any]) -> None:
 
 
 def _pictures(ax: Any, panel: Mapping[str, Any]) -> None:
-    """A sheet for each name, stored as PNG: one below the other."""
+    """One sheet of pictures for each name, stored as PNG; the sheets are stacked."""
     import numpy as np
 
     sheets = [picture_of(sheet) for sheet in panel["series"].values()]

@@ -1,4 +1,4 @@
-"""What an experiment finds: the paper's figure beside the measured one, and whether the claim holds. And its reader."""
+"""An experiment's result: the paper's figure, the measured figure, and whether the claim holds. Also reads it."""
 
 from base64 import b64decode
 from collections.abc import Sequence
@@ -34,14 +34,14 @@ from tenuto_lab.result_files import (
 
 @dataclass(frozen=True)
 class ClaimRow:
-    """One figure. The paper's is of its own network and yardstick: `quantity` says where they differ."""
+    """One figure. The paper's figure is for its own network and metric; `quantity` names the differences."""
 
     quantity: str
     model: str
     paper: float | None
-    measured: float | None  # None: it was not measured, and the note says why
+    measured: float | None  # None: not measured; the note says why
     interval: tuple[float, float] | None = None  # 95 %
-    holds: bool | None = None  # None: the row claims nothing by itself
+    holds: bool | None = None  # None: the row tests no claim
     note: str = ""
 
     @classmethod
@@ -69,17 +69,17 @@ class ClaimRow:
 
 @dataclass(frozen=True)
 class Panel:
-    """A part of a figure: what to draw is said by the figure's kind."""
+    """A part of a figure. The figure's kind says how to draw it."""
 
     title: str
     series: dict[str, Any]
-    across: str = ""  # what the axes are
+    across: str = ""  # label of the horizontal axis; `up`: of the vertical one
     up: str = ""
 
 
 @dataclass(frozen=True)
 class Figure:
-    kind: str  # lines, scatter, map or pictures; see experiment_report
+    kind: str  # lines, bars, scatter, map or pictures; see experiment_report
     panels: list[Panel]
 
     def to_json(self) -> dict[str, Any]:
@@ -89,14 +89,14 @@ class Figure:
 @dataclass
 class ExperimentResult:
     rows: list[ClaimRow]
-    finding: str  # what to make of the rows, beside how many of the paper's claims hold
+    finding: str  # what the rows mean, beside the number of claims that hold
     figure: Figure | None = None
     limits: str = ""  # what cannot be concluded from this
-    rests_on: str = ""  # how many of what, where it is not the samples of every seed
+    rests_on: str = ""  # what the result rests on, if not the samples of every seed
 
 
 def spread(rows: Sequence[ClaimRow], containing: str) -> str:
-    """The least and the greatest measured value of the rows whose quantity contains some words."""
+    """The least and the greatest measured value of the rows whose quantity contains these words."""
     values = [row.measured for row in rows if containing in row.quantity and row.measured is not None]
     if not values:
         return "nothing measured"
@@ -107,11 +107,11 @@ def spread(rows: Sequence[ClaimRow], containing: str) -> str:
 # Reading
 
 WHAT = "experiment's result"
-PANELS, SERIES = 64, 64  # that a figure has at most: more could not be told apart
+PANELS, SERIES = 64, 64  # the most that a figure may have; a reader could not distinguish more
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
-    """What `tenuto lab experiment` wrote, checked field by field."""
+    """The file that `tenuto lab experiment` wrote, checked field by field."""
     record = read_result(path, WHAT, EXPERIMENT)
     if record["name"] != path.stem:  # tables and figures are written under this name
         raise TenutoError(f"{path} is no {WHAT}: name is {record['name'][:60]!r}, and the file is named otherwise.")
@@ -119,13 +119,13 @@ def read_experiment(path: Path) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows alone, of a file whose other fields are not needed."""
+    """Only the rows of a file. The other fields are not checked."""
     found: list[dict[str, Any]] = read_result(path, WHAT, fields({"rows": ROWS}, others=True))["rows"]
     return found
 
 
 def picture_of(sheet: str) -> NDArray[np.uint8]:
-    """The bytes [H, W] or [H, W, C] of a picture that is stored as PNG in text."""
+    """The pixels [H, W] or [H, W, C] of a picture that is stored as base64 PNG."""
     with Image.open(BytesIO(b64decode(sheet, validate=True)), formats=["PNG"]) as picture:
         return np.asarray(picture.convert("L" if picture.mode in ("L", "1") else "RGB"))
 
@@ -153,7 +153,7 @@ def _check_pictures(value: Any, where: str) -> None:
     for name, sheet in value.items():
         try:
             shapes.add(picture_of(sheet).shape[1:])
-        except Exception as error:  # whatever a damaged picture makes the library stumble over
+        except Exception as error:  # a damaged picture may raise any error
             raise Misfit(f"{where}[{name[:60]!r}]", f"is no PNG picture ({first_line(error)})") from error
     if len(shapes) > 1:
         raise Misfit(where, "should have pictures of one width and of as many colours")

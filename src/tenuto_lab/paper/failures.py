@@ -1,4 +1,4 @@
-"""What breaks first when a schedule is too aggressive: the same samples in full and under it, side by side."""
+"""What breaks first when a schedule is too aggressive? Samples under the schedule beside those of the full run."""
 
 from base64 import b64encode
 from functools import partial
@@ -15,8 +15,8 @@ from tenuto_lab.paper.trials import ANSWER, PictureBench, TextBench, Way
 from tenuto_lab.paper.ways import in_full, ours, spectral
 
 TAUS = (0.5, 1.0, 2.0)
-SHOWN = 8  # samples of each way
-HIGH = 0.5  # of the highest frequency: above it there is fine texture
+SHOWN = 8  # samples shown for each way
+HIGH = 0.5  # share of the highest frequency; above it lies fine texture
 
 
 def failures(lab: Lab) -> ExperimentResult:
@@ -84,7 +84,7 @@ def _pictures(bench: PictureBench, ways: dict[str, Way], lab: Lab) -> dict[str, 
 
 
 def _texture(images: torch.Tensor) -> float:
-    """The energy above half of the highest frequency, of pictures [B, C, H, W]."""
+    """The mean energy of pictures [B, C, H, W] above half of the highest frequency."""
     spectrum = torch.fft.rfft2(images, norm="ortho").abs().square()
     rows = torch.fft.fftfreq(images.shape[-2]).abs()[:, None]
     columns = torch.fft.rfftfreq(images.shape[-1])[None, :]
@@ -116,7 +116,7 @@ def _answers(bench: TextBench, ways: dict[str, Way]) -> dict[str, Any]:
 
 
 def _carries(question: str) -> bool:
-    """Whether the last digits of the two numbers make more than nine, or less than nothing."""
+    """Whether the last digits of the two numbers add up to more than nine, or subtract to less than zero."""
     numbers = [
         int("".join(c for c in word if c.isdigit())) for word in question.split() if any(c.isdigit() for c in word)
     ]

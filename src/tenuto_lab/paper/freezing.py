@@ -1,9 +1,8 @@
-"""Fine-tuning with two fifths of the units' weights left as they are: does SCR tell which?
+"""Fine-tuning with two fifths of the units' weights frozen: does SCR tell which units to freeze?
 
-The task is one that the language model was never shown: to write digits backwards. Every method sees the same batches,
-and adapters, which begin as nothing and are few, learn at the higher rate that is usual for them. In the end all may
-know the task, so methods are compared by the whole course: the mean loss of all lessons, the smaller the sooner they
-learn.
+The task is new to the language model: to write digits backwards. Every method sees the same batches. Adapters start at
+zero and have few parameters, so they use their usual higher learning rate. In the end all methods may have learned the
+task, so the methods are compared by their mean loss over all lessons: a method that learns sooner has a smaller one.
 """
 
 from functools import partial
@@ -23,12 +22,12 @@ from tenuto_lab.paper.trials import Bench
 from tenuto_lab.paper.tuning import METHODS, Loss, Method, tune
 
 STEPS = 100
-TOGETHER = 5  # lessons, whose mean is a point of the figure
+TOGETHER = 5  # lessons that are averaged to one point of the figure
 BATCH = 64
 RATES: dict[Method, float] = {"full": 5e-4, "lora": 5e-3, "scr": 5e-4, "random": 5e-4}
 DIGITS = 8
-ASKED = 200  # of each seed, never trained on
-NEAR = -0.01  # of the right answers: as good as full fine-tuning, for all that one can tell
+ASKED = 200  # questions for each seed, never trained on
+NEAR = -0.01  # share of right answers; above it, as good as full fine-tuning
 # (ROUGE-L, speed-up of training, parameters trained of 8.0 billion)
 PAPER: dict[Method, tuple[float, float, float]] = {
     "full": (42.1, 1.0, 1.0),
@@ -107,14 +106,16 @@ def freezing(lab: Lab) -> ExperimentResult:
 
 
 def _difference(some: list[dict[str, Any]], others: list[dict[str, Any]], value: str) -> Interval:
-    """Of the same questions after the same lessons, seed by seed: what is compared is a choice of units, and each seed
-    has one."""
+    """The mean difference over the seeds, on the same questions after the same lessons.
+
+    The unit of comparison is the seed, because each seed has one choice of frozen units.
+    """
     seeds = [float(np.mean(one[value]) - np.mean(two[value])) for one, two in zip(some, others, strict=True)]
     return mean_interval(seeds, 500)
 
 
 def _course(runs: list[dict[str, Any]]) -> list[list[float]]:
-    """(lesson, loss), the mean over the seeds and over a few lessons."""
+    """(lesson, loss), averaged over the seeds and over groups of lessons."""
     losses = np.mean([run["losses"] for run in runs], axis=0)
     parts = np.array_split(np.arange(len(losses)), max(1, len(losses) // TOGETHER))
     return [[float(part.mean() + 1), float(losses[part].mean())] for part in parts]
@@ -138,7 +139,7 @@ def _tuned(lab: Lab, bench: Bench, method: Method, seed: int, steps: int) -> dic
 
 
 class _Task:
-    """Digits to be written backwards; a seed's questions are never among its lessons."""
+    """Writing digits backwards. The questions of a seed are never among its lessons."""
 
     def __init__(self, model: Any, seed: int) -> None:
         self.model = model
@@ -154,7 +155,7 @@ class _Task:
         return asked, [*tokens[len(asked) :], self.end]
 
     def loss(self) -> Loss:
-        """LLaDA's: of each row a share of the answer is masked, and what was there is to be told."""
+        """LLaDA's loss: a random share of each answer is masked, and the network predicts the masked tokens."""
         order = np.random.default_rng(1000 + self.seed)
         chance = torch.Generator().manual_seed(self.seed)
         device = self.model.device
@@ -172,7 +173,7 @@ class _Task:
         return of_batch
 
     def _rows(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Questions with their answers, and which tokens are the answer's."""
+        """The tokens of questions with their answers, and a mask of the answers' tokens."""
         posed = [self._posed(int(number)) for number in numbers]
         tokens = torch.tensor([asked + answer for asked, answer in posed])
         answers = torch.zeros_like(tokens, dtype=torch.bool)

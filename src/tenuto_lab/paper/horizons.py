@@ -1,4 +1,4 @@
-"""Fewer steps in the full run: does the order of the units still matter when each step counts for more?"""
+"""Short horizons: does the order of the units still matter when the full run has fewer steps?"""
 
 import math
 
@@ -11,7 +11,7 @@ from tenuto_lab.paper.ways import BUDGETS, above, in_full, ours, paired_row, rel
 
 HORIZONS = (100, 50, 30, 20, 10)
 ORDERS = ("spectral", "depth", "random")
-# T -> (spectral, depth, random): FID above full inference's at that T; of LLaDA, GSM8K less full inference's
+# The paper: T -> (spectral, depth, random), difference from full inference at that T: FID; for LLaDA, GSM8K.
 PAPER = {
     "dit": {
         100: (0.08, 0.60, 0.94),
@@ -64,7 +64,7 @@ def horizons(lab: Lab) -> ExperimentResult:
 
 
 def _steps(steps: int, text: bool) -> int:
-    """Text is written in four blocks, so its steps are a multiple of four, and at most one a token."""
+    """Text is written in four blocks, so its number of steps is rounded up to a multiple of four."""
     return max(4, 4 * math.ceil(steps / 4)) if text else steps
 
 

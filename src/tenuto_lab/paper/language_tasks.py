@@ -1,4 +1,4 @@
-"""What a language model still can do under each schedule: retrieval, arithmetic and free continuation."""
+"""What a language model can still do under each schedule: retrieval, arithmetic and free continuation."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ PAPER = {
     "spectral": (99.8, 68.1, 41.9, 99.2, 28.2, 32.4, 0.916),
 }
 NEEDLE, GSM8K, LONGEST = 0, 1, 3
-# Of the full-size model only: what to type, and what it is compared with
+# Tasks for the full-size model only: column of PAPER, and the command to type.
 FULL_SIZE = {
     "CNN/DailyMail, ROUGE-L": (2, "tenuto lab eval lm DIR --tasks-file cnn_dailymail.jsonl"),
     "MATH-500": (4, "tenuto lab eval lm DIR --tasks minerva_math500"),

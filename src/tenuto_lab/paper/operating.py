@@ -1,4 +1,4 @@
-"""The paper's operating point, untuned: τ = 1 and S_min = 0.1 T on every model. And what becomes of it as τ grows."""
+"""The paper's operating point, untuned: τ = 1 and S_min = 0.1 T on every model. And the results as τ grows."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,14 +12,14 @@ from tenuto_lab.paper.ways import BUDGETS, in_full, ours, quality_rows, spectral
 
 TAU = 1.0
 SPEEDUPS = {"llada": 3.0, "dit": 3.0, "uvit": 2.8, "unet": 3.0}
-# What the paper says is lost: FID as a share of full inference's, right answers as a share of all.
+# The paper's losses: increase of FID, as a share of full inference's; change in the share of right answers.
 LOST: dict[str, dict[str, float]] = {
     "llada": {"arithmetic": -0.002, "needle": -0.002},
     "dit": {"fid": 0.08 / 2.27},
     "uvit": {"fid": 0.07 / 3.08},
     "unet": {"fid": 0.25 / 7.84},
 }
-# τ -> (speed-up, what is lost), of the paper's Pareto curves
+# The paper's Pareto curves: τ -> (speed-up, loss).
 SWEEP: dict[str, dict[float, tuple[float, float]]] = {
     "llada": {0.5: (1.5, -0.001), 1.0: (3.0, -0.002), 2.0: (4.5, -0.028)},
     "dit": {0.5: (1.5, 0.01 / 2.27), 1.0: (3.0, 0.08 / 2.27), 2.0: (4.5, 0.53 / 2.27)},
@@ -98,7 +98,7 @@ def _at(rows: Sequence[ClaimRow], tau: float) -> list[ClaimRow]:
 def degraded_little(row: ClaimRow) -> ClaimRow:
     """The paper reports little degradation up to τ = 1, so pictures should be hard to tell apart.
 
-    For text the likelihood proves little, because repetition is likely, too.
+    For text the likelihood proves little, because repetitive text is likely, too.
     """
     if "dB to the full" not in row.quantity or row.measured is None:
         return row
@@ -106,7 +106,7 @@ def degraded_little(row: ClaimRow) -> ClaimRow:
 
 
 def maps(lab: Lab) -> ExperimentResult:
-    """Lifetimes of every unit at τ = 1, in the order the units run."""
+    """The lifetime of every unit at τ = 1, in the order in which the units run."""
     rows, panels = [], []
     for bench in lab.benches():
         steps = lab.steps or (50 if bench.family == "unet" else 100)

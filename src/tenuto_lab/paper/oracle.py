@@ -1,4 +1,4 @@
-"""How little could be computed by someone who knows the outcome?"""
+"""How few units must be computed if the outcome is known?"""
 
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from tenuto_lab.probing.trajectory import record, relative
 from tenuto_lab.rivals import TOLERANCE, oracle_replay
 
 STEPS = 10
-UNITS = 40  # of more, the search takes hours on a CPU: it tries the square of them at each step
+UNITS = 40  # with more, the search takes hours on a CPU: a step takes up to units² trials
 
 
 def oracle(lab: Lab) -> ExperimentResult:
@@ -83,5 +83,5 @@ def _searched(lab: Lab, bench: Bench, steps: int, ceiling: float | None) -> dict
 
 
 def _distance(bench: Bench, made: Tensor, full: Tensor) -> float:
-    """Of text the share of tokens that differ, of pictures relative to their size."""
+    """For text, the share of tokens that differ; for pictures, the relative error."""
     return float((made != full).double().mean()) if bench.writes else relative(made.double(), full.double())

@@ -1,4 +1,4 @@
-"""Does the score predict what freezing a unit costs? And what of the terms that it leaves out?"""
+"""Does the score predict what freezing a unit costs? And do the terms that it leaves out matter?"""
 
 from typing import Any
 
@@ -15,18 +15,18 @@ from tenuto_lab.paper.ways import BUDGETS, in_full, paired_row, spectral, tried,
 from tenuto_lab.probing.audit import audit, conditioning_of, ddim_betas
 from tenuto_lab.probing.sensitivity import depth_regression, freeze_errors, spearman
 
-STEPS = 20  # of the runs in which units are frozen one by one
-FROZEN = 0.35  # of the steps are computed before
-ENOUGH = 10  # pairs, to claim anything of their difference
+STEPS = 20  # steps of the runs in which units are frozen one by one
+FROZEN = 0.35  # share of the steps before the freeze
+ENOUGH = 10  # least number of pairs for a claim about their difference
 SPEARMAN = {"llada": 0.76, "dit": 0.70, "uvit": 0.66, "unet": 0.71}
-# β of SCR, its standard error, R² of depth alone and of all
+# The paper: β of SCR, its standard error, R² of depth alone, R² of all regressors.
 REGRESSION = {
     "llada": (0.42, 0.08, 0.31, 0.49),
     "dit": (0.36, 0.07, 0.28, 0.42),
     "uvit": (0.31, 0.08, 0.25, 0.36),
     "unet": (0.39, 0.09, 0.22, 0.38),
 }
-# ρ(score, B), ρ(score, Q), CV of Q, R² of the drift
+# The paper: ρ(score, B), ρ(score, Q), CV of Q, R² of the drift.
 AUDIT = {
     "llada": (0.91, 0.12, 0.29, 0.94),
     "dit": (0.88, 0.09, 0.26, 0.92),
@@ -36,7 +36,7 @@ AUDIT = {
 
 
 def freeze_errors_of(lab: Lab, bench: Bench, at_lifetime: bool = False) -> NDArray[np.float64]:
-    """[unit]: what freezing it alone costs, all behind the same step, or each behind its lifetime at τ = 1."""
+    """[unit]: the error of freezing it alone, after the same step for all units, or after its lifetime at τ = 1."""
     steps = min(lab.steps or STEPS, STEPS)
     count = len(bench.model.units)
     values = [unit.score for unit in bench.scores.units]
@@ -168,7 +168,7 @@ def audited(lab: Lab) -> ExperimentResult:
 
 
 def _reordered(lab: Lab, bench: Bench, b: list[float]) -> list[ClaimRow]:
-    """What the order by B changes, units held for good at the paper's budget."""
+    """The effect of ordering lifetimes by B instead of the score, at the paper's budget."""
     budget = BUDGETS.get(bench.family, 0.35)
 
     by_b = scheduled(bench.model, lambda steps, blocks: lifetimes_by(bench.scores, steps, b, "B, measured", budget))

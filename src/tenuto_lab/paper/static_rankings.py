@@ -13,9 +13,9 @@ from tenuto_lab.paper.trials import Bench, Trial, Way, scheduled
 from tenuto_lab.paper.ways import BUDGETS, above, in_full, paired_row, quality_rows, tried
 from tenuto_lab.probing.sensitivity import orientation, scr_and_stable_rank
 
-REFRESHED = 0.25  # the budget at which rankings say who is refreshed once more
-SPEARMAN = {"llada": -0.31, "dit": -0.27, "uvit": -0.24, "unet": -0.35}  # of SCR and stable rank
-# GSM8K of LLaDA; FID of the others. In the order of NAMES.
+REFRESHED = 0.25  # the budget at which rankings choose the units with an extra refresh
+SPEARMAN = {"llada": -0.31, "dit": -0.27, "uvit": -0.24, "unet": -0.35}  # the paper's, of SCR and stable rank
+# The paper: GSM8K for LLaDA, FID for the others, in the order of NAMES.
 PAPER: dict[str, tuple[float, ...]] = {
     "llada": (63.4, 66.2, 67.2, 66.8, 67.5, 67.6, 67.9, 68.1),
     "dit": (3.21, 2.87, 2.74, 2.69, 2.61, 2.55, 2.43, 2.35),
@@ -37,7 +37,7 @@ SHORT: dict[str, Statistic] = {"spectral": "score", "depth": "depth", "random": 
 
 
 def ranked_way(bench: Bench, name: str, budget: float, orientation: int = 1) -> Way:
-    """Lifetimes by a ranking, under one of our names or a short one."""
+    """Lifetimes by a ranking. `name` is a key of NAMES or SHORT."""
     statistic = SHORT.get(name) or NAMES[name]
     return scheduled(
         bench.model,
@@ -46,7 +46,7 @@ def ranked_way(bench: Bench, name: str, budget: float, orientation: int = 1) -> 
 
 
 def refreshed_way(bench: Bench, name: str, orientation: int = 1) -> Way:
-    """Everything refreshed together, and those in the ranking's first half of the work once more in between."""
+    """Refreshes all units together, and the highest-ranked units (half of the work) once more in between."""
     values = orientation * statistic_of(bench.scores, NAMES[name])
     ordered = _with(bench.scores, values.tolist())
     return scheduled(
@@ -126,14 +126,14 @@ def rankings(lab: Lab) -> ExperimentResult:
 
 
 def orientations(lab: Lab, bench: Bench) -> dict[str, int]:
-    """For each ranking: 1 if a larger number means a longer life, else −1. Freeze errors, measured once, decide."""
+    """For each ranking: 1 if a larger number means a longer lifetime, else −1. The measured freeze errors decide."""
     errors = freeze_errors_of(lab, bench)
     found = {name: orientation(statistic_of(bench.scores, NAMES[name]), errors).sign for name in NAMES}
     return {**found, "random": 1, "SCR/Frobenius": 1}
 
 
 def _known_as(ranking: str, sign: int) -> str:
-    """As other experiments call the same trial."""
+    """The name of the same trial in other experiments."""
     return {"SCR/Frobenius": "spectral"}.get(ranking, ranking) + ("" if sign > 0 else ", reversed,")
 
 

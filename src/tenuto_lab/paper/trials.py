@@ -1,7 +1,7 @@
-"""One way of running a model, tried on all samples of all seeds, beside the full run from the same noise.
+"""One way of running a model, tried on all samples of all seeds, and compared with the full run from the same noise.
 
-A way is a function from a number of steps (and, for text, of blocks) to an executor. What a trial finds is plain
-numbers, sample by sample, so that it can be noted and two of them can be compared in pairs.
+A way is a function from a number of steps (and, for text, of blocks) to an executor. A trial holds plain numbers for
+each sample. So a trial can be stored, and two trials can be compared sample by sample.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,12 +38,12 @@ LENGTH, BLOCKS = 128, 4  # tokens of a continuation, and the blocks it is writte
 
 @dataclass
 class Trial:
-    seconds: float  # a sample
+    seconds: float  # per sample
     full_seconds: float
-    work: float  # unit-steps, of the full run's
+    work: float  # computed unit-steps, as a share of the full run's
     flop_work: float
-    values: dict[str, list[float]]  # of each sample; higher is better
-    figures: dict[str, Interval] = field(default_factory=dict)  # of all samples together
+    values: dict[str, list[float]]  # one value per sample; higher is better
+    figures: dict[str, Interval] = field(default_factory=dict)  # over all samples together
 
     @property
     def speedup(self) -> float:
@@ -62,32 +62,32 @@ class Trial:
 
 
 def difference(a: Trial, b: Trial, name: str) -> tuple[Interval, float]:
-    """a − b over the same samples with its 95 % interval, and the p of a paired test."""
+    """a − b over the same samples, with its 95 % interval, and the p of a paired test."""
     one, other = np.array(a.values[name]), np.array(b.values[name])
     return mean_interval(one - other, 500), paired_test(one, other, 2000)
 
 
 class Bench(Protocol):
-    """A model with what it is asked for, and who judges it."""
+    """A model with its requests and its judge."""
 
     model: Model
-    steps: int  # of the full run, where nobody says otherwise
-    quality: str  # the value that ways are compared by
-    quality_title: str  # the same, beside an axis
-    writes: bool  # text, instead of drawing
+    steps: int  # default steps of the full run
+    quality: str  # the value by which ways are compared
+    quality_title: str  # the same, as an axis label
+    writes: bool  # True: the model writes text; False: it draws
 
     @property
     def family(self) -> str: ...
 
     def sample(self, steps: int, count: int | None = None) -> Callable[[Executor], Tensor]:
-        """From an executor to what it makes of the first seed's samples, in so many steps."""
+        """A function that generates the first seed's samples in `steps` steps with the executor it receives."""
         ...
 
     @property
     def scores(self) -> Scores: ...
 
     def trial(self, way: Way, steps: int | None = None, base: int | None = None, solver: Solver = "ddim") -> Trial:
-        """A way at so many steps, compared with the full run of `base` steps (as many, by default)."""
+        """A way at `steps` steps, compared with the full run of `base` steps (by default, the same number)."""
         ...
 
 
@@ -113,7 +113,7 @@ class _ModelBench:
 
 
 class PictureBench(_ModelBench):
-    """quality: psnr, dB to the full run's picture from the same noise. Fréchet distances of all seeds together."""
+    """quality: psnr, dB to the full run's picture from the same noise. Fréchet distances are over all seeds."""
 
     steps = 50
     quality = "psnr"
@@ -126,7 +126,7 @@ class PictureBench(_ModelBench):
         self.labels, wanted = asked_for(model, samples)
         self.case = DrawingCase(model, self.steps, wanted, seeds, samples if self.on_gpu else min(samples, 32))
         self._full: dict[int, tuple[list[Tensor], float]] = {}
-        self._distances: dict[int, Distance | None] = {}  # of the full run's pictures, from real ones
+        self._distances: dict[int, Distance | None] = {}  # of the full run's pictures from real pictures, by steps
 
     def trial(self, way: Way, steps: int | None = None, base: int | None = None, solver: Solver = "ddim") -> Trial:
         steps = steps or self.steps
@@ -151,7 +151,7 @@ class PictureBench(_ModelBench):
         return self._full[steps]
 
     def _draw(self, executor: Executor, steps: int, solver: Solver) -> tuple[list[Tensor], float]:
-        # Warm-up: on a GPU graphs are recorded, of whole batches; elsewhere one sample will do.
+        # Warm-up: a GPU records graphs for whole batches; on a CPU one sample is enough.
         self.case.draw(executor, steps, solver, self.seeds[0], self.case.batch if self.on_gpu else 1)
         if isinstance(executor, Rival):
             executor.forget()
@@ -175,7 +175,7 @@ class PictureBench(_ModelBench):
 
 
 class TextBench(_ModelBench):
-    """quality: same tokens, the share that the full run wrote, too. Each seed takes other problems."""
+    """quality: same tokens, the share of tokens equal to the full run's. Each seed uses different problems."""
 
     steps = 64
     quality = "same tokens"
@@ -211,17 +211,17 @@ class TextBench(_ModelBench):
         found.values["same tokens"] = (tokens == full).double().mean(1).tolist()
         found.values["distinct"] = [distinct(row) for row in tokens.tolist()]
         if loss is not None and full_loss is not None:
-            found.values["likelihood"] = (full_loss - loss).tolist()  # nats a token, over the full run's
+            found.values["likelihood"] = (full_loss - loss).tolist()  # nats a token above the full run's
         return found
 
     def sample(self, steps: int, count: int | None = None) -> Callable[[Executor], Tensor]:
-        """Answers of as many tokens as steps, so that one is written at each."""
+        """As in Bench. Texts have as many tokens as steps, so that each step writes one token."""
         asked = [problem["prompt"] for problem in self.some("text", self.seeds[0])[:count]]
         sampling = self.sampling(steps, steps)
         return lambda executor: generate_tokens(executor, asked, sampling=sampling, batch=len(asked))
 
     def _written(self, executor: Executor, steps: int) -> tuple[Tensor, float, Tensor | None]:
-        """Continuations, seconds each, and how unlikely the judge finds them."""
+        """Continuations, seconds per continuation, and their negative log-likelihood by the judge."""
         sampling = self.sampling(steps, LENGTH, BLOCKS)
         prompts = [[one["prompt"] for one in self.some("text", seed)] for seed in self.seeds]
 
@@ -239,7 +239,7 @@ class TextBench(_ModelBench):
         return tokens, sum(took for _, took in drawn) / len(tokens), loss
 
     def _answered(self, executor: Executor, task: str, steps: int, longest: bool = False) -> list[float]:
-        """For each problem whether it was solved: of the longest problems only, or of each seed's share."""
+        """Whether each problem was solved: only the longest problems, or the share of each seed."""
         sampling, end = self.sampling(steps, ANSWER), self.model.config.eos_token_id
         shares = [self._longest(task)] if longest else [self.some(task, seed) for seed in self.seeds]
         right = [float(one) for posed in shares for one in solved(executor, posed, sampling, end)]
@@ -258,5 +258,5 @@ class TextBench(_ModelBench):
 
 
 def scheduled(model: Model, make: Callable[[int, int], Schedule]) -> Way:
-    """The way of a schedule."""
+    """The way that runs a model under a schedule."""
     return lambda steps, blocks: Executor(model.network, make(steps, blocks))

@@ -1,12 +1,12 @@
-"""Fine-tuning with some units left as they are: does the spectral order also tell which ones need not be trained?
+"""Fine-tuning with some units frozen: does the spectral order also tell which units need no training?
 
     for method in METHODS:
-        tuned = tune(model, scores, method, losses(), steps=200)      # the same batches for each
+        tuned = tune(model, scores, method, losses(), steps=200)      # the same batches for each method
 
-full    everything is trained
-lora    low-rank adapters beside the units' weights, and nothing else (peft)
-scr     all but the units with the lowest SCR, two fifths of the units' weights
-random  all but as many weights of units drawn at random
+full    trains everything
+lora    trains only low-rank adapters beside the units' weights (peft)
+scr     trains everything but the units with the lowest SCR, which hold two fifths of the units' weights
+random  trains everything but random units, which hold the same share of the weights
 """
 
 import time
@@ -26,21 +26,21 @@ from tenuto_lab.candidates.ranked_lifetimes import statistic_of
 
 Method = Literal["full", "lora", "scr", "random"]
 METHODS: tuple[Method, ...] = get_args(Method)
-SHARE = 0.4  # of the units' weights, left as they are
+SHARE = 0.4  # share of the units' weights that is frozen
 RANK = 16  # of the adapters
 
-Loss = Callable[[Any], Tensor]  # draws a batch and gives its loss through the network it is given
+Loss = Callable[[Any], Tensor]  # network -> the loss of the next batch
 
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
-    """A fine-tuned copy of a network, and what it took."""
+    """A fine-tuned copy of a network, with its losses and its training time."""
 
     method: Method
     network: nn.Module
     frozen: tuple[str, ...]  # units
-    trainable: int  # parameters, adapters included
-    parameters: int  # of the network without adapters
+    trainable: int  # number of trained parameters, including adapters
+    parameters: int  # number of parameters of the network without adapters
     losses: tuple[float, ...]  # of each step
     seconds: float
 
@@ -57,10 +57,10 @@ def tune(
     rank: int = RANK,
     seed: int = 0,
 ) -> Tuned:
-    """Fine-tune a copy of a model by one of the methods; the model stays as it is.
+    """Fine-tune a copy of a model by one of the methods. The model itself does not change.
 
-    loss_of  draws the next batch at every step: give each method one that begins anew, and all see the same
-    share    of the units' weights that scr and random leave as they are, to the nearest unit
+    loss_of  draws the next batch at every step. Give each method a fresh one, so that all methods see the same batches
+    share    of the units' weights that scr and random freeze, to the nearest unit
     rank     of the adapters of lora
     seed     of the random order and of the adapters
     """
@@ -85,7 +85,7 @@ def tune(
 
 
 def trainable_copy(model: Model) -> nn.Module:
-    """The network with every parameter learned that its architecture learns: a table of positions may be fixed."""
+    """A copy in which the parameters that the architecture trains are trainable; a table of positions may be fixed."""
     with torch.device("meta"):
         blank = model.architecture.network(model.config)
     learned = {name: parameter.requires_grad for name, parameter in blank.named_parameters()}
@@ -96,7 +96,7 @@ def trainable_copy(model: Model) -> nn.Module:
 
 
 def unit_parameters(network: nn.Module, units: Sequence[Unit]) -> dict[str, dict[str, nn.Parameter]]:
-    """Of each unit: the weights it is scored by, and the biases that go with them, by name."""
+    """For each unit: its scored weights and their biases, by name."""
     named = dict(network.named_parameters())
     found = {}
     for unit in units:
@@ -116,7 +116,7 @@ def frozen_units(
     share: float = SHARE,
     seed: int = 0,
 ) -> tuple[str, ...]:
-    """The lowest in rank, as many as come nearest to this share of all units' parameters."""
+    """The lowest-ranked units; their parameters come nearest to this share of all units' parameters."""
     if not 0 <= share <= 1:
         raise UsageError(f"The share of the units to freeze lies between 0 and 1, not at {share}.")
     sizes = {
@@ -135,7 +135,7 @@ def frozen_units(
 
 
 def add_adapters(network: nn.Module, units: Sequence[Unit], rank: int = RANK, seed: int = 0) -> None:
-    """Low-rank adapters beside every weight that the units are scored by; all else is frozen."""
+    """Adds low-rank adapters beside every scored weight of the units. All other parameters are frozen."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
@@ -149,7 +149,7 @@ def add_adapters(network: nn.Module, units: Sequence[Unit], rank: int = RANK, se
 
 
 def _descend(network: nn.Module, loss_of: Loss, steps: int, lr: float) -> tuple[tuple[float, ...], float]:
-    """The losses and the seconds; nothing in between waits for the device."""
+    """Trains, and returns the losses and the seconds. The steps do not wait for the device."""
     learned = [parameter for parameter in network.parameters() if parameter.requires_grad]
     if not learned:
         raise UsageError("Every parameter is frozen, so there is nothing to train.")

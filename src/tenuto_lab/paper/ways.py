@@ -1,4 +1,4 @@
-"""The ways of running that several experiments try, and what is said of them."""
+"""The ways of running that several experiments try, and the rows that report them."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ TASKS = ("arithmetic", "needle")
 
 
 def spectral(bench: Bench, budget: float | None = None, tau: float | None = None) -> Way:
-    """The paper's: lifetimes by the score, from τ or the budget."""
+    """The paper's way: lifetimes by the score, from τ or the budget."""
     return scheduled(bench.model, lambda steps, blocks: lifetimes(bench.scores, steps, budget=budget, tau=tau))
 
 
@@ -41,7 +41,7 @@ def tried(
     base: int | None = None,
     solver: Solver = "ddim",
 ) -> Trial:
-    """A trial, or what was noted of it before."""
+    """A trial, or its record in the journal."""
     steps = steps or lab.steps or bench.steps
     key = f"{bench.model.name}, {steps} of {base or steps} steps, {solver}: {name}"
 
@@ -54,7 +54,7 @@ def tried(
 
 
 def told(trial: Trial) -> str:
-    """In short, how good it is."""
+    """The mean of each value and figure, in one line."""
     parts = [f"{name} {trial.mean(name)[0]:.3g}" for name in trial.values]
     return ", ".join([*parts, *(f"{name} {value:.3g}" for name, (value, _, _) in trial.figures.items())])
 
@@ -64,7 +64,7 @@ def quality_rows(
 ) -> list[ClaimRow]:
     """How much worse than the full run (pictures by Fréchet distance, text by right answers), and how similar to it.
 
-    paper   what it says of `fid` (its increase, as a share of full inference's), `arithmetic` (GSM8K) and `needle`
+    paper   the paper's `fid` (increase, as a share of full inference's), `arithmetic` (GSM8K) and `needle`
     claims  whether the rows are the paper's claims; they hold unless the interval excludes the paper's figure
     """
     name, rows = bench.model.name, []
@@ -102,19 +102,19 @@ def paired_row(
     paper: float | None = None,
     note: str = "{test}",
 ) -> ClaimRow:
-    """How much the first is above the second, sample by sample; a note says `{test}` where the test is to be told."""
+    """The mean paired difference, first trial − second. In `note`, `{test}` is replaced by the test's result."""
     change, p = difference(*trials, value)
     told = note.format(test=f"paired, p = {p:.2g}")
     return ClaimRow.of(quantity, bench.model.name, paper, change, holds(change) if holds else None, told)
 
 
 def above(change: Interval) -> bool:
-    """By more than the interval."""
+    """Whether the whole interval lies above zero."""
     return change[1] > 0
 
 
 def within(change: Interval) -> bool:
-    """No further off than the interval."""
+    """Whether the interval contains zero."""
     return change[1] <= 0 <= change[2]
 
 

@@ -1,6 +1,6 @@
-"""The paper's audit of what the score leaves out: how far a unit's input drifts, and how far its change is amplified.
+"""The paper's audit of what the score leaves out: the drift of a unit's input, and the amplification of its change.
 
-For every unit ℓ and every step s of the window W, on full trajectories and with r(s) the last refresh of the probe:
+For every unit ℓ and every step s of the window W, on full trajectories, where r(s) is the probe's last refresh:
 
     D̂_{ℓ,s} = ‖u_{ℓ,s} − u_{ℓ,r}‖ / ((s − r) V_max + 1e-8)        u = (h_{ℓ−1}, c), the unit's input
     δ_{ℓ,s} = F_ℓ(u_{ℓ,s}) − F_ℓ(u_{ℓ,r})
@@ -32,11 +32,11 @@ from tenuto.scoring.scores import Scores
 from tenuto_lab.probing.sensitivity import Correlation, spearman
 from tenuto_lab.probing.trajectory import Network, RecordedEvaluation, Sample, Trajectory, record
 
-WINDOW = 0.6  # of the steps come before the window: it is 61 to 100 of 100
-EVERY = 5  # the probe's refreshes
+WINDOW = 0.6  # share of the steps before the window: of 100 steps, the window is 61 to 100
+EVERY = 5  # steps between the probe's refreshes
 TINY = 1e-8
 
-Conditioning = Callable[..., Tensor]  # of what the network is given: c_s, [row, …]
+Conditioning = Callable[..., Tensor]  # the network's inputs -> c_s, [row, …]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,20 +44,20 @@ class Audit:
     units: tuple[str, ...]
     score: NDArray[np.float64]  # Λ̂
     q: NDArray[np.float64]  # [unit]
-    amplification: NDArray[np.float64]  # [unit]: P̂, the mean over steps and trajectories
-    drift: NDArray[np.float64]  # [unit]: D̂, likewise
-    drift_r2: NDArray[np.float64]  # [unit]: of drift = D · age, a line through the origin
+    amplification: NDArray[np.float64]  # [unit]: P̂, mean over steps and trajectories
+    drift: NDArray[np.float64]  # [unit]: D̂, mean over steps and trajectories
+    drift_r2: NDArray[np.float64]  # [unit]: R² of the fit drift = D · age, a line through the origin
     window: tuple[int, int]  # first and last step, counted from 1
     trajectories: int
 
     @property
     def b(self) -> NDArray[np.float64]:
-        """B^emp: the score times what it leaves out. `lifetimes_by` of ranked_lifetimes orders units by it."""
+        """B^emp: the score times Q, the factor it leaves out. ranked_lifetimes.lifetimes_by can order units by B."""
         return self.score * self.q
 
     @property
     def score_and_b(self) -> Correlation:
-        """Partly a matter of course, because the score is a factor of B."""
+        """The correlation of the score and B. Some correlation is certain, because the score is a factor of B."""
         return spearman(self.score, self.b)
 
     @property
@@ -85,12 +85,12 @@ def audit(
     every: int = EVERY,
     progress: Callable[[int], object] = lambda step: None,
 ) -> Audit:
-    """Probe every unit along the full trajectories that `sample` generates with the executor it is given.
+    """Probe every unit along the full trajectories that `sample` generates.
 
     betas         β_s of each step, as in z_{t−1} = α_t z_t − β_t ε: `ddim_betas`; by default all are one
-    conditioning  c_s of what the network is given: `conditioning_of`; by default drift is that of the stream alone
-    window        share of the steps that come before the window
-    every         steps from one refresh of the probe to the next; the first is the window's first step
+    conditioning  computes c_s from the network's inputs: `conditioning_of`; by default only the stream's drift counts
+    window        share of the steps before the window
+    every         steps between the probe's refreshes; the first refresh is the window's first step
     progress      called with each step of the window, counted from 1, when it is done
     """
     names = tuple(unit.name for unit in model.units)
@@ -137,7 +137,7 @@ def _collected(
     window: tuple[int, int],
     rows: int,
 ) -> Audit:
-    """One row a unit."""
+    """Joins the measurements of all steps and batches."""
     drift, amplification = (
         np.concatenate(parts, axis=1)
         for parts in ([one.drift for one in measured], [one.amplification for one in measured])
@@ -159,14 +159,14 @@ def _collected(
 
 
 def line_r2(ages: NDArray[Any], drifts: NDArray[np.float64]) -> float:
-    """How much of the drifts' variance a line through the origin explains; negative if less than their mean does."""
+    """R² of a line through the origin; negative if the line fits worse than the mean of the drifts."""
     slope = float(ages @ drifts) / float(ages @ ages)
     spread = float(((drifts - drifts.mean()) ** 2).sum())
     return 1 - float(((drifts - slope * ages) ** 2).sum()) / spread if spread else float("nan")
 
 
 class _Probe:
-    """One recorded batch of trajectories: what the units were given and gave at the last refresh."""
+    """One recorded batch of trajectories, with the inputs and updates of all units at the last refresh."""
 
     def __init__(
         self, network: Network, trajectory: Trajectory, names: Sequence[str], conditioning: Conditioning | None
@@ -206,13 +206,13 @@ class _Probe:
         return seen
 
     def _state(self, evaluation: RecordedEvaluation) -> Tensor:
-        """z_s, or where that is tokens their embedding: the stream that the first unit is given."""
+        """z_s. If z_s is tokens, their embedding: the stream that enters the first unit."""
         state = evaluation.state
         return state if state.is_floating_point() else self._seen(evaluation).inputs[self._names[0]]
 
 
 class _Noting:
-    """The residual of full inference. It notes the input and the update of every unit."""
+    """The residual of full inference. It records the input and the update of every unit."""
 
     def __init__(self) -> None:
         self.inputs: dict[str, Tensor] = {}
@@ -233,9 +233,9 @@ def directional(
     direction: Tensor,
     upstream: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
-    """J_G · direction: how the output changes as the stream behind a unit moves, by forward differentiation.
+    """J_G · direction: how the output changes when the stream behind a unit moves, by forward differentiation.
 
-    upstream  the stream behind units that come before it, if it is known: they are not computed again then
+    upstream  known streams behind earlier units; these units are not computed again
     """
     moved, known = unit, upstream or {}
 
@@ -252,11 +252,11 @@ def directional(
 
 
 def _norms(x: Tensor) -> Tensor:
-    """Of each row, in float64."""
+    """The norm of each row, in float64."""
     return torch.linalg.vector_norm(x.double().flatten(1), dim=1)
 
 
-# ------------------------------------------------------------------------------------------ what a model knows itself
+# ------------------------------------------------------------------------------------------ what a model itself says
 
 
 def ddim_betas(noise: NoiseLevels, steps: int) -> list[float]:
@@ -274,9 +274,9 @@ def ddim_betas(noise: NoiseLevels, steps: int) -> list[float]:
 
 
 def conditioning_of(model: Model) -> Conditioning | None:
-    """c_s of a network whose blocks are told the timestep: its embedding. None where the stream carries all there is.
+    """c_s: the timestep's embedding, if the network's blocks receive it. None if the stream carries all conditioning.
 
-    What does not change along a trajectory (class, caption) does not drift, and is left out.
+    Class and caption are left out: they do not change along a trajectory, so they do not drift.
     """
     network: Any = model.network
     if model.architecture.name == "dit":
@@ -284,6 +284,6 @@ def conditioning_of(model: Model) -> Conditioning | None:
     if model.architecture.name == "unet":
         unet = network.denoiser
         return lambda x, t, *others, **named: unet.time_embedding(unet.time_proj(t).to(x.dtype))
-    if model.architecture.name in ("llada", "uvit"):  # no timestep at all, and one that is a token of the stream
+    if model.architecture.name in ("llada", "uvit"):  # llada has no timestep; uvit's is a token of the stream
         return None
     raise UsageError(f"How {model.architecture.name} is told the timestep is not known here; give `conditioning`.")

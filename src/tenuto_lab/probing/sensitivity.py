@@ -1,8 +1,8 @@
-"""Does the score predict what it costs to freeze a unit? One-unit freeze errors, and what goes with them.
+"""Does the score predict what it costs to freeze a unit? One-unit freeze errors, correlations and regressions.
 
 errors = freeze_errors(model, lifetimes_at(values, steps, 1.0), sample)
 spearman(values, errors.errors)             # the paper's correlation
-depth_regression(scores, errors.errors)     # and what is left of it beside depth, kind and Frobenius norm
+depth_regression(scores, errors.errors)     # what SCR explains beside depth, kind and Frobenius norm
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ class FreezeErrors:
     """What it costs to freeze each unit alone."""
 
     units: tuple[str, ...]
-    last: tuple[int, ...]  # the step, counted from 1, at which each was computed last
+    last: tuple[int, ...]  # the last step, counted from 1, at which each unit was computed
     errors: NDArray[np.float64]  # [unit], relative; NaN where the unit was never frozen
     of: Of
 
@@ -51,15 +51,15 @@ def freeze_errors(
     of: Of = "outputs",
     progress: Callable[[str], object] = lambda unit: None,
 ) -> FreezeErrors:
-    """Each unit frozen by itself behind its last step, all others computed at every step.
+    """The error of freezing each unit alone after its last step, while all other units are computed at every step.
 
-    last      of each unit, counted from 1. At the paper's operating point, `lifetimes_at(values, steps, 1.0)`, a unit
-              with a high score is frozen for few steps or none, which alone makes its error small; one number for all
-              compares units by what they do
-    sample    generates with the executor it is given; where `of` is "sample", it gives what it generated
+    last      the last computed step of each unit, counted from 1. At the paper's operating point,
+              `lifetimes_at(values, steps, 1.0)`, a unit with a high score is frozen for few steps or none, and this
+              alone makes its error small. The same last step for all units compares the units themselves
+    sample    generates with the executor it receives; if `of` is "sample", it must return what it generated
     of        outputs: ‖ε̂ − ε‖ / ‖ε‖ of the network's output, at the states of the full run, averaged over the steps at
-              which the unit is frozen. sample: the same of what is generated in the end, the run going its own way
-    progress  called with a unit's name when it is done
+              which the unit is frozen. sample: the same error of the final sample of a run with the unit frozen
+    progress  called with the name of each unit when the unit is done
     """
     names = tuple(unit.name for unit in model.units)
     if len(last) != len(names) or min(last) < 1:
@@ -88,7 +88,7 @@ def _output_errors(model: Model, name: str, last: int, trajectory: Trajectory) -
 
 
 class _OneFrozen:
-    """A residual that computes one unit the first time only, and holds it from then on."""
+    """A residual that computes one unit only at its first call and then holds the unit's update."""
 
     def __init__(self, unit: str) -> None:
         self._unit = unit
@@ -119,13 +119,13 @@ def _sample_error(model: Model, unit: int, last: int, steps: int, sample: Sample
 
 @dataclass(frozen=True)
 class Correlation:
-    rho: float  # Spearman's; NaN where one of the two does not vary
+    rho: float  # Spearman's; NaN if one of the two does not vary
     p: float
-    n: int  # pairs; those without a value are left out
+    n: int  # number of pairs in which both values are finite
 
 
 def spearman(a: Values, b: Values) -> Correlation:
-    """Rank correlation of two numbers of each unit, over the units that have both."""
+    """Rank correlation of two values per unit, over the units that have both values."""
     first, second = _pairs(a, b)
     if len(first) < 3:
         raise UsageError(f"There is no correlation of {len(first)} pairs; at least 3 are needed.")
@@ -137,20 +137,20 @@ def spearman(a: Values, b: Values) -> Correlation:
 
 @dataclass(frozen=True)
 class Orientation:
-    """Which way round a ranking is used, and why."""
+    """The direction in which a ranking is used, and why."""
 
-    sign: int  # 1: the larger the number the longer the life; −1: the shorter
+    sign: int  # 1: a larger number means a longer lifetime; −1: a shorter one
     correlation: Correlation  # with the measured errors
 
 
 def orientation(values: Values, errors: Values) -> Orientation:
-    """Which way round to use a ranking: the sign of its correlation with the measured errors; 1 if there is none."""
+    """The direction of a ranking: the sign of its correlation with the measured errors; 1 without a correlation."""
     found = spearman(values, errors)
     return Orientation(-1 if found.rho < 0 else 1, found)
 
 
 def scr_and_stable_rank(scores: Scores) -> Correlation:
-    """How alike the orders by SCR and by stable rank are, over units."""
+    """The rank correlation of SCR and stable rank over the units."""
     return spearman(statistic_of(scores, "scr"), statistic_of(scores, "stable_rank"))
 
 
@@ -159,7 +159,7 @@ def scr_and_stable_rank(scores: Scores) -> Correlation:
 
 @dataclass(frozen=True)
 class Coefficient:
-    """Of a regressor in standard deviations; of a kind of unit, the step from the kind that is left out."""
+    """The coefficient of a standardised regressor; for a kind of unit, the difference from the omitted kind."""
 
     name: str
     beta: float
@@ -172,7 +172,7 @@ class Coefficient:
 @dataclass(frozen=True)
 class Regression:
     coefficients: tuple[Coefficient, ...]  # scr, depth, frobenius, and one for each kind of unit but the first
-    r2_depth: float  # of depth alone
+    r2_depth: float  # with depth as the only regressor
     r2_full: float
     n: int
 
@@ -183,7 +183,7 @@ class Regression:
 def depth_regression(scores: Scores, errors: Values) -> Regression:
     """Ordinary least squares of freeze error on SCR, depth, kind of unit and Frobenius norm, all standardised.
 
-    Units without an error are left out. What does not vary among the others is refused by name.
+    Units without an error are left out. If a regressor does not vary among the other units, a UsageError names it.
     """
     measured = np.asarray(errors, dtype=np.float64)
     if measured.shape != (len(scores.units),):
@@ -203,7 +203,7 @@ def depth_regression(scores: Scores, errors: Values) -> Regression:
     intervals = full.conf_int()
     coefficients = tuple(
         Coefficient(name, *(float(part) for part in (full.params[i], full.bse[i], *intervals[i], full.pvalues[i])))
-        for i, name in enumerate(names, 1)  # behind the constant
+        for i, name in enumerate(names, 1)  # after the constant
     )
     return Regression(coefficients, float(depth.rsquared), float(full.rsquared), len(y))
 

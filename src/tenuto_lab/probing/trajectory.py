@@ -14,7 +14,7 @@ from tenuto.runtime.executor import Executor
 from tenuto.runtime.residual import Residual, plain
 
 Network = Callable[..., Any]
-Sample = Callable[[Executor], object]  # generates with the executor it is given
+Sample = Callable[[Executor], object]  # generates with the executor it receives
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class RecordedEvaluation:
 
     @property
     def state(self) -> Tensor:
-        """z_s: what is denoised."""
+        """z_s, the state that is denoised."""
         first: Tensor = self.inputs[0]
         return first
 
@@ -61,14 +61,14 @@ class _Recorder(Executor):
         return self._evaluate
 
     def _evaluate(self, *inputs: Any, **named: Any) -> Any:
-        given = _copied((inputs, named))  # a sampler may write into what it gave
+        given = _copied((inputs, named))  # a sampler may overwrite its inputs later
         output = self.network(*inputs, **named, residual=plain)
         self.trajectories[-1].append(RecordedEvaluation(given[0], given[1], _copied(output)))
         return output
 
 
 def _copied(tree: Any) -> Any:
-    with torch.inference_mode(False):  # a sampler's tensors know no derivatives; these may
+    with torch.inference_mode(False):  # a sampler's inference tensors allow no derivatives; the copies do
         return tree_map_only(Tensor, torch.clone, tree)
 
 

@@ -1,16 +1,16 @@
 """The rivals of our schedules, as they were published. They use the same seam, so one frontier measures them all.
 
-skipped        the network evaluated at every R-th step only, its output extrapolated in between
-first_block    all blocks but the first held while the first one's update hardly changes (ParaAttention)
-taylor_seer    every branch predicted by a Taylor series of finite differences (Liu et al.)
-smooth_cache   a schedule from one calibrating run, each kind of layer by itself (SmoothCache, Liu et al.)
-block_caching  the same for each unit, by how much it changes (Wimbauer et al.)
-delta_dit      a range of blocks held together, the rear ones early and the front ones late (Δ-DiT, Chen et al.)
-deep_cache     a UNet's deep features held as they are (Ma et al.)
-input_aware    the paper's controls that look at the input: by drift, and in hindsight
+skipped        evaluates the network at every R-th step only and extrapolates its output in between
+first_block    holds all blocks but the first while the first block's update hardly changes (ParaAttention)
+taylor_seer    predicts every branch by a Taylor series of finite differences (Liu et al.)
+smooth_cache   makes a schedule for each kind of layer from one calibration run (SmoothCache, Liu et al.)
+block_caching  makes a schedule for each unit from how much the unit changes in a calibration run (Wimbauer et al.)
+delta_dit      holds a range of blocks together: the last blocks early, the first blocks late (Δ-DiT, Chen et al.)
+deep_cache     caches the deep features of a UNet (Ma et al.)
+input_aware    the paper's controls that look at the input: activation drift, and the oracle, which knows the outcome
 
 Some rivals are only schedules. The others are executors without a schedule: they decide while they run, skip units in
-Python, and count what they compute. What belongs to no unit is computed at every evaluation of the network.
+Python, and count the units they compute. Layers that belong to no unit run at every evaluation of the network.
 """
 
 from tenuto_lab.rivals.block_caching import block_cache, block_cache_at, block_cache_row, changes

@@ -1,4 +1,4 @@
-"""What the rivals share: an executor that counts what it computes, and the making of their schedules."""
+"""What the rivals share: an executor that counts the units it computes, and a function that makes schedules."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -19,19 +19,19 @@ from tenuto.scoring.units import Unit
 
 
 class Rival(Executor):
-    """An executor without a schedule, which counts what it computed."""
+    """An executor without a schedule. It counts the unit-steps that it computes."""
 
     def __init__(self, network: Callable[..., Any]) -> None:
         super().__init__(network, None, mode="skip")
-        self.computed: Counter[str] = Counter()  # steps of each unit, over all generations
-        self.met: Counter[str] = Counter()  # the same, those at which it was held included
+        self.computed: Counter[str] = Counter()  # steps at which each unit was computed, over all generations
+        self.met: Counter[str] = Counter()  # steps at which each unit was computed or held
 
     def count(self, unit: str, computed: bool) -> None:
         self.met[unit] += 1
         self.computed[unit] += computed
 
     def forget(self) -> None:
-        """Begin to count anew."""
+        """Reset the counts."""
         self.met.clear()
         self.computed.clear()
 
@@ -43,7 +43,7 @@ class Rival(Executor):
         return self.computed.total() / self.met.total()
 
     def flop_work(self, units: Iterable[Unit]) -> float:
-        """The same share, each unit weighted by its cost."""
+        """Share of the FLOPs computed so far."""
         if not self.met:
             raise UsageError("Nothing was generated yet, so there is no work to speak of.")
         flops = {unit.name: unit.flops for unit in units}
@@ -67,7 +67,7 @@ class RivalGeneration:
 
 
 def schedule_for(model: Model, active: NDArray[np.bool_], keep: Keep, policy: dict[str, Any]) -> Schedule:
-    """A schedule that a rival makes: it predicts by a constant, and reads no score."""
+    """A rival's schedule. It predicts by a constant and uses no scores."""
     return make(subject_of(model), active, "constant", keep, policy)
 
 

@@ -17,14 +17,14 @@ from tenuto_lab.rivals.common import Rival, RivalGeneration, check_period, sched
 
 
 class DeepCache(Rival):
-    """A UNet is computed in full at every N-th step. In between, only its shallow part is, on the cached deep features.
+    """Computes the whole UNet at every N-th step. In between, only the shallow part runs, on the cached deep features.
 
-    As published, the feature itself is reused and not its units' updates: the stream behind a deep unit stays as it
-    was, whatever comes in.
+    As published, the features themselves are cached, not the updates of the units: the stream behind a deep unit stays
+    the same, whatever its input is.
 
-    units   the UNet's, by name
+    units   names of the UNet's units
     every   N
-    depth   the skip branch up to which a UNet is shallow, from 0 (the published cache_branch_id): see `deep_cache`
+    depth   the skip branch up to which the UNet is shallow, from 0 (the published cache_branch_id): see `deep_cache`
     """
 
     def __init__(self, network: Callable[..., Any], units: Sequence[str], every: int, depth: int = 0) -> None:
@@ -55,12 +55,12 @@ class _Deep(RivalGeneration):
 
 
 def deep_cache(units: Sequence[str], steps: int, every: int, depth: int = 0) -> NDArray[np.bool_]:
-    """[unit, step]: everything at every N-th step, and a UNet's shallow units at all of them.
+    """[unit, step]: every unit is computed at every N-th step, the shallow units of a UNet at every step.
 
     Skip branches are counted from the outermost, as published: branch 0 leads from the first convolution to the last
-    layer of the last up block, branch 1 from the first layer of the first down block to the last but one, and so on.
-    What is inside of branch `depth` is held. So at depth 0 the last layer of the last up block is computed and nothing
-    else; each depth adds a layer on the way up, and that on the way down whose output the branch carries.
+    layer of the last up block, branch 1 from the first layer of the first down block to the last layer but one, and so
+    on. Units inside branch `depth` are held. So at depth 0 only the last layer of the last up block is computed between
+    refreshes. Each further depth adds one up layer, and the down layer whose output the branch carries.
     """
     check_period(every)
     shallow = shallow_units(units, depth)
@@ -68,32 +68,32 @@ def deep_cache(units: Sequence[str], steps: int, every: int, depth: int = 0) -> 
 
 
 def deep_cache_schedule(model: Model, steps: int, every: int, depth: int = 0) -> Schedule:
-    """A schedule that computes the units DeepCache computes, and holds the others' updates.
+    """A schedule that computes the same units as DeepCache and holds the updates of the other units.
 
-    A schedule adds held updates to the live stream. DeepCache replaces the stream by cached features, which no schedule
-    can do; `DeepCache` above does.
+    A schedule adds held updates to the live stream. The published method replaces the stream by cached features; only
+    the executor `DeepCache` can do that.
     """
     active = deep_cache([unit.name for unit in model.units], steps, every, depth)
     return schedule_for(model, active, "update", {"name": "deep_cache", "every": every, "depth": depth})
 
 
 def shallow_units(units: Sequence[str], depth: int) -> frozenset[str]:
-    """The units of a UNet outside of skip branch `depth`: they are computed at every step."""
+    """The units of a UNet outside skip branch `depth`. They are computed at every step."""
     places = {unit: _PLACE.match(unit) for unit in units}
-    layers: dict[int, int] = {}  # of each up block
+    layers: dict[int, int] = {}  # number of layers in each up block
     for place in places.values():
         if place is not None and place["way"] == "up":
             block = int(place["block"])
             layers[block] = max(layers.get(block, 0), int(place["layer"]) + 1)
     if not layers:
         raise UsageError("DeepCache is for UNets, and these units are in no down and up blocks.")
-    most = max(layers.values())  # layers of an up block, and branches that end in it: 3 in all published UNets
+    most = max(layers.values())  # layers in an up block = skip branches that end in it; 3 in all published UNets
     if not 0 <= depth < len(layers) * most:
         raise UsageError(f"This UNet has the skip branches 0 to {len(layers) * most - 1}, and none of depth {depth}.")
 
     def is_shallow(place: re.Match[str] | None) -> bool:
         if place is None:
-            return False  # in the middle
+            return False  # in the middle block
         block, layer = int(place["block"]), int(place["layer"])
         if place["way"] == "down":
             return block * most + layer < depth

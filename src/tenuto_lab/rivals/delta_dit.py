@@ -1,4 +1,4 @@
-"""Δ-DiT (Chen et al. 2024): a range of blocks held together, the rear ones early and the front ones late."""
+"""Δ-DiT (Chen et al. 2024): holds a range of blocks together, the last blocks early and the first blocks late."""
 
 from collections.abc import Sequence
 
@@ -11,16 +11,16 @@ from tenuto_lab.rivals.common import check_period, schedule_for
 
 
 def delta_dit(model: Model, steps: int, *, every: int, cached: int, boundary: float) -> Schedule:
-    """Δ-DiT: everything at every N-th step; in between N_c blocks are held, and the others computed.
+    """Δ-DiT computes every block at every N-th step. In between, it holds N_c blocks and computes the others.
 
-    What is held is the deviation that the blocks together add to the stream, so the stream that comes in stays live.
-    It is the sum of their units' updates, which is what a schedule holds.
+    The method caches the deviation that the held blocks together add to the stream; their input stays live. The
+    deviation is the sum of the updates of their units, and a schedule can hold updates.
 
-    The published method chooses N, N_c and b for each model and number of steps; there are no defaults here.
+    The published method chooses N, N_c and b for each model and number of steps, so there are no defaults here.
 
     every     N
-    cached    N_c, how many blocks are held: the last ones before the boundary, the first ones behind it
-    boundary  b as a share of the steps, counted from the noisiest: outlines are drawn before it and details behind it
+    cached    N_c, how many blocks are held: the last blocks before the boundary, the first blocks after it
+    boundary  b as a share of the steps, counted from the noisiest: outlines form before it, details after it
     """
     check_period(every)
     if not 0 <= boundary <= 1:
@@ -37,7 +37,7 @@ def delta_dit(model: Model, steps: int, *, every: int, cached: int, boundary: fl
 
 
 def blocks_of(units: Sequence[str]) -> list[int]:
-    """The place of each unit's block: what its name says up to its last number."""
+    """The index of each unit's block. A block is named by the unit's name up to its last number."""
     places: dict[tuple[str, ...], int] = {}
     found = []
     for unit in units:

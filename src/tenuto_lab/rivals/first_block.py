@@ -12,16 +12,16 @@ from tenuto_lab.rivals.common import Rival, RivalGeneration
 
 
 class FirstBlock(Rival):
-    """The first block is always computed; the others only if the first one's update has changed since they last were.
+    """Always computes the first block. Computes the other blocks only if the first block's update has changed enough.
 
-    The change is mean |a − b| / mean |b|, with b the difference of the stream across the first block at the last full
-    evaluation and a now's. Below the threshold the others' updates are held. The published code holds their sum, the
-    difference of the stream across them. Held one by one they add up to the same, and long skips do not hinder it.
+    The change is mean |a − b| / mean |b|: a is the update of the first block now, b its update at the last full
+    evaluation. Below the threshold, the updates of all other units are held. The published code holds their sum, the
+    difference of the stream across the other blocks. Single updates add up to the same sum, and work with long skips.
 
-    One decision is made for the whole batch, so a sample depends on those it is drawn with; and the host waits for it
-    at every step.
+    One decision is made for the whole batch, so a sample depends on the other samples of its batch. The host waits for
+    the decision at every step.
 
-    first      the names of the first block's units, in the order they run: `first_block` finds them
+    first      the names of the first block's units, in the order in which they run: `first_block` finds them
     threshold  0 computes everything
     """
 
@@ -42,9 +42,9 @@ class _Watching(RivalGeneration):
     def __init__(self, rival: FirstBlock) -> None:
         super().__init__(rival)
         self._rival = rival
-        self._before: Tensor | None = None  # the stream where the first block begins
-        self._reference: Tensor | None = None  # its difference across the block at the last full evaluation
-        self._full: bool | None = None  # whether this step is one; not known before the block's end
+        self._before: Tensor | None = None  # the stream before the first block
+        self._reference: Tensor | None = None  # the first block's update at the last full evaluation
+        self._full: bool | None = None  # whether this evaluation is full; unknown until the first block ends
         self._held: dict[str, Tensor] = {}
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
@@ -79,9 +79,9 @@ class _Watching(RivalGeneration):
 
 
 def first_block(units: Sequence[str]) -> list[str]:
-    """The names that share the first one's block, which is what its name says up to its last number.
+    """The units in the block of the first unit. A block is named by the unit's name up to its last number.
 
-    Of blocks.0.attn that is blocks.0; a UNet's first unit, down_blocks.0.resnets.0, is a block by itself.
+    The block of blocks.0.attn is blocks.0; a UNet's first unit, down_blocks.0.resnets.0, is a block by itself.
     """
     if not units:
         raise UsageError("There are no units, and so no first block.")

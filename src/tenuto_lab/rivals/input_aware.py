@@ -1,7 +1,7 @@
-"""The paper's two controls that look at the input: one while generating, one in hindsight.
+"""The paper's two controls that look at the input: one during generation, one after a full run.
 
-ActivationDrift  at each step as many units computed as a schedule computes, but those whose input moved most
-oracle_replay    as few units as keep the output of a full run, found by trying; a schedule for that one input
+ActivationDrift  computes as many units at each step as a schedule does, but chooses those whose input moved most
+oracle_replay    searches for the fewest units that keep the output of a full run; makes a schedule for that one input
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,17 +28,17 @@ TOLERANCE = 5e-3  # τ_agree
 
 
 class ActivationDrift(Rival):
-    """Causal activation drift: the units whose input moved most at the last step are computed, the others held.
+    """Causal activation drift: computes the units whose input moved most at the last step, and holds the others.
 
-    d_{ℓ,s−1} = ‖h_{ℓ−1,s−1} − h_{ℓ−1,s−2}‖ / (‖h_{ℓ−1,s−1}‖ + 1e-8), of the stream where the unit is added to it (its
-    shortcut, where there is one). At step s as many units are computed as the schedule computes there; of equal drifts
-    the first come first. The first step is full. Before the second, nothing has moved yet and all drifts are zero.
+    d_{ℓ,s−1} = ‖h_{ℓ−1,s−1} − h_{ℓ−1,s−2}‖ / (‖h_{ℓ−1,s−1}‖ + 1e-8), where h is the stream to which the unit is added
+    (its shortcut, if it has one). Step s computes as many units as the schedule does at step s; of equal drifts, the
+    first unit wins. The first step is full. At the second step no drift is known yet, so the first units are computed.
     Held units keep their update.
 
-    One decision is made for the whole batch: draw one sample at a time for one a sample. The host waits for it at every
-    step.
+    One decision is made for the whole batch; for one decision per sample, draw one sample at a time. The host waits for
+    the decision at every step.
 
-    schedule  the static schedule whose number of units it computes at each step
+    schedule  the static schedule that says how many units to compute at each step
     """
 
     def __init__(self, network: Network, schedule: Schedule) -> None:
@@ -55,8 +55,8 @@ class _Drifting(RivalGeneration):
         super().__init__(rival)
         self._rival = rival
         self._active: frozenset[str] = frozenset()
-        self._streams: dict[str, Tensor] = {}  # of the last step
-        self._drifts: dict[str, Tensor] = {}  # at the last step
+        self._streams: dict[str, Tensor] = {}  # the input of each unit at the last step
+        self._drifts: dict[str, Tensor] = {}  # the drift of each unit at the last step
         self._held: dict[str, Tensor] = {}
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
@@ -89,7 +89,7 @@ class _Drifting(RivalGeneration):
 
 
 def most_drifted(drifts: Sequence[float], count: int) -> list[int]:
-    """The places of the largest drifts; of equal ones, the first."""
+    """The indices of the `count` largest drifts; of equal drifts, the first."""
     return sorted(range(len(drifts)), key=lambda i: (-drifts[i], i))[:count]
 
 
@@ -100,9 +100,9 @@ def most_drifted(drifts: Sequence[float], count: int) -> list[int]:
 class Oracle:
     """What the search found for one input."""
 
-    schedule: Schedule  # to be replayed by the ordinary executor
-    deviations: NDArray[np.float64]  # [step]: of the output from the full run's, at the full run's state
-    forced: int  # unit-steps that were frozen beyond the tolerance to keep below the ceiling
+    schedule: Schedule  # the ordinary executor replays it
+    deviations: NDArray[np.float64]  # [step]: output against the full run's output, at the full run's state
+    forced: int  # unit-steps frozen beyond the tolerance, to stay below the ceiling
 
     @property
     def unit_steps(self) -> int:
@@ -119,13 +119,13 @@ def oracle_replay(
 ) -> Oracle:
     """The pattern that the paper's oracle finds for one recorded generation.
 
-    At every step but the first, units are frozen one by one, each time the one that leaves the output nearest to the
-    full run's, of equals the first, as long as it stays within the tolerance. A frozen unit adds what it gave when it
-    was computed last. All of it is measured at the states of the full run; the replay, whose states are its own, drifts
-    away from them.
+    At every step but the first, the search freezes one unit after another: always the unit that leaves the output
+    nearest to the full run's (of equals, the first). It stops before the output leaves the tolerance. A frozen unit
+    adds its last computed update. The search measures at the states of the full run. The replay has its own states,
+    which drift away from the full run's.
 
-    ceiling   the most unit-steps that may be computed. Where the tolerance would leave more than an even share of what
-              is left of it, freezing goes on beyond the tolerance; `forced` counts how often
+    ceiling   the most unit-steps that may be computed. The rest of the ceiling is shared evenly among the steps left.
+              If a step would exceed its share, freezing goes on beyond the tolerance; `forced` counts how often
     progress  called after each step, counted from 1, with the number of units computed there
     """
     names = [unit.name for unit in model.units]
@@ -137,7 +137,7 @@ def oracle_replay(
     active, deviations, forced = np.ones((len(names), steps), dtype=bool), np.zeros(steps), 0
     held: dict[str, Tensor] = {}
     for step, evaluation in enumerate(trajectory):
-        most = len(names)  # that may be computed here
+        most = len(names)  # units that may be computed at this step
         if ceiling is not None and step:
             most = min(most, (ceiling - int(active[:, :step].sum())) // (steps - step))
         best = _tried(model.network, evaluation, _FrozenTrial(held))
@@ -163,13 +163,13 @@ class _FrozenTrial:
     def __init__(self, held: Mapping[str, Tensor]) -> None:
         self.frozen: frozenset[str] = frozenset()
         self.deviation = 0.0
-        self.updates: dict[str, Tensor] = {}  # of the units that are computed
+        self.updates: dict[str, Tensor] = {}  # of the computed units
         self._held = held
-        self._streams: dict[str, Tensor] = {}  # behind each unit
-        self._known: frozenset[str] = frozenset()  # units whose streams another trial found
+        self._streams: dict[str, Tensor] = {}  # the stream behind each unit
+        self._known: frozenset[str] = frozenset()  # units whose streams an earlier trial computed
 
     def freezing(self, name: str, names: Sequence[str]) -> "_FrozenTrial":
-        """The same with one more unit frozen. Upstream of it nothing changes, so nothing is computed there again."""
+        """A trial with one more unit frozen. Earlier units give the same result and are not computed again."""
         trial, before = _FrozenTrial(self._held), frozenset(names[: names.index(name)])
         trial.frozen, trial._known = self.frozen | {name}, before
         trial.updates = {unit: update for unit, update in self.updates.items() if unit in before}

@@ -1,4 +1,4 @@
-"""Whole evaluations are skipped: the cheapest cache there is."""
+"""Skips whole evaluations: the cheapest cache there is."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ from tenuto_lab.rivals.common import Rival, RivalGeneration, check_order, check_
 
 
 class SkippedEvaluations(Rival):
-    """The network is evaluated at every R-th step. In between, its last outputs are extrapolated.
+    """Evaluates the network at every R-th step. In between, extrapolates its last outputs.
 
     every  R
     order  of the polynomial; 0 repeats the last output

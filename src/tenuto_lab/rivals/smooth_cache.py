@@ -1,4 +1,4 @@
-"""SmoothCache (Liu et al.), which decides by one calibrating run."""
+"""SmoothCache (Liu et al.): a schedule from one calibration run."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -18,9 +18,9 @@ from tenuto.scheduling.making import check_budget
 from tenuto.scheduling.schedule import Schedule
 from tenuto_lab.rivals.common import RivalGeneration, schedule_for
 
-MAX_SKIP = 3  # steps in a row that are skipped at most
+MAX_SKIP = 3  # the most steps in a row that are skipped
 
-Drifts = Mapping[str, NDArray[np.float64]]  # of each kind of unit: [distance − 1, step]; NaN beyond the last step
+Drifts = Mapping[str, NDArray[np.float64]]  # for each kind of unit: [distance − 1, step]; NaN beyond the last step
 
 
 def smooth_cache(
@@ -33,8 +33,8 @@ def smooth_cache(
 ) -> Schedule:
     """SmoothCache's schedule: each kind of unit skips as many steps as its drift allows, and holds its branch.
 
-    threshold  how far a branch may have drifted at the last step it is held over; 0 computes everything
-    calibrate  runs a generation of so many steps with the executor it is given; or what `drifts` gave
+    threshold  how far a branch may have drifted at the last step at which it is held; 0 computes everything that drifts
+    calibrate  a function that generates in `steps` steps with the executor it receives; or the result of `drifts`
     max_skip   how many steps in a row may be skipped
     """
     if not threshold >= 0:
@@ -50,10 +50,10 @@ def smooth_cache_at(
     *,
     max_skip: int = MAX_SKIP,
 ) -> Schedule:
-    """The same at the threshold whose budget is nearest to `budget`; of two as near, the lower. Calibrated once.
+    """`smooth_cache` at the threshold whose budget is nearest to `budget`; if two are equally near, at the lower one.
 
-    A schedule changes only where the threshold passes a drift, and its budget need not fall with every one of them:
-    all are tried.
+    The schedule changes only where the threshold passes a measured drift. A higher threshold may also raise the budget,
+    so every measured drift is tried as a threshold. The calibration runs once.
     """
     check_budget(budget)
     found = _drifts(model, steps, calibrate, max_skip)
@@ -71,7 +71,7 @@ def smooth_cache_at(
 def drifts(
     model: Model, steps: int, calibrate: Callable[[Executor], object], *, max_skip: int = MAX_SKIP
 ) -> dict[str, NDArray[np.float64]]:
-    """One calibrating run: by how much the branches of each kind change within 1, 2, … steps, relative, on average.
+    """The mean relative change of the branches of each kind within 1, 2, … steps, measured in a calibration run.
 
     ‖F(s) − F(s + k)‖₁ / ‖F(s + k)‖₁ of the whole batch, averaged over the units of a kind: [k − 1, s].
     """
@@ -87,7 +87,7 @@ def drifts(
 def unit_drifts(
     model: Model, steps: int, calibrate: Callable[[Executor], object], *, max_skip: int = MAX_SKIP
 ) -> NDArray[np.float64]:
-    """The same for each unit by itself: [unit, k − 1, s], zero where there is no step s + k."""
+    """The same change for each single unit: [unit, k − 1, s], zero where there is no step s + k."""
     if steps < 1 or max_skip < 1:
         raise UsageError(f"There must be a step to take and one to skip, not {steps} and {max_skip}.")
     recording = _Recording(model, steps, max_skip)
@@ -99,7 +99,7 @@ def unit_drifts(
 
 
 def smooth_row(drift: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
-    """Which steps are computed. After each of them, as many are skipped as the drift at the last skipped one allows.
+    """[step]: whether it is computed. After a computed step, as many steps are skipped as the drift allows.
 
     As in the published code, only the drift at the last skipped step counts, and the last step is always computed.
     """
@@ -132,7 +132,7 @@ def _smooth(model: Model, found: Drifts, threshold: float, max_skip: int) -> Sch
 
 
 class _Recording(Executor):
-    """Full inference that notes how far every branch has moved since the last steps."""
+    """Full inference that records how far every branch has moved since the previous steps."""
 
     def __init__(self, model: Model, steps: int, max_skip: int) -> None:
         super().__init__(model.network, None, mode="skip")

@@ -11,19 +11,20 @@ from tenuto.runtime.course import Course
 from tenuto.runtime.residual import Branch
 from tenuto_lab.rivals.common import Rival, RivalGeneration, check_order, check_period
 
-WARMUP = 2  # steps that are computed before any is predicted
+WARMUP = 2  # steps that are computed before the first predicted step
 
 
 class TaylorSeer(Rival):
-    """Every unit is computed at the first steps and then at every N-th. In between, its branch is Σ_i Δⁱ xⁱ / i!.
+    """Computes every unit at the first steps and then at every N-th step. In between, a branch is Σ_i Δⁱ xⁱ / i!.
 
-    x steps after the last refresh, with finite differences for derivatives: Δ⁰ is the branch at the last refresh, and
-    Δⁱ the change of Δⁱ⁻¹ since the refresh before, divided by the steps between them. From the second order on this is
-    not the polynomial through the last refreshes. What is predicted is the branch before its gate, as published.
+    x is the number of steps since the last refresh. Finite differences replace derivatives: Δ⁰ is the branch at the
+    last refresh; Δⁱ is the change of Δⁱ⁻¹ since the refresh before, divided by the steps between the two refreshes.
+    From the second order on, this is not the polynomial through the last refreshes. As published, the branch is
+    predicted before its gate.
 
     every   N
-    order   the highest i; lower as long as there were too few refreshes
-    warmup  how many first steps are computed; the first always is. Differences are taken from the last of them on
+    order   the highest i; lower while there are too few refreshes
+    warmup  how many first steps are computed, at least one. Differences are taken from the last of these steps on
     """
 
     def __init__(self, network: Callable[..., Any], every: int, order: int, warmup: int = WARMUP) -> None:
@@ -48,9 +49,9 @@ class _Seeing(RivalGeneration):
     def __init__(self, rival: TaylorSeer) -> None:
         super().__init__(rival)
         self._rival = rival
-        self._last = 0  # refresh
-        self._apart = 0  # steps since the last refresh, or between the last two if this step is one
-        self._differences: dict[str, list[Tensor]] = {}  # Δ⁰, Δ¹, …
+        self._last = 0  # step of the last refresh
+        self._apart = 0  # steps since the last refresh; at a refresh, since the refresh before
+        self._differences: dict[str, list[Tensor]] = {}  # Δ⁰, Δ¹, … of each unit
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         self._apart = self.step + 1 - self._last

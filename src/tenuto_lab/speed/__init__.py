@@ -1,1 +1,1 @@
-"""Speed: one network run in many ways, beside the hardware's limits."""
+"""Speed: one network run in many ways, compared with the hardware's limits."""

@@ -1,4 +1,4 @@
-"""How fast a network runs under a schedule in every way there is, beside what the hardware allows.
+"""Times a network under a schedule in every way of running it, and compares the times with the hardware's limits.
 
 All figures of one network come from one process: medians over whole generations after a warm-up, with their spread.
 """
@@ -27,14 +27,14 @@ from tenuto.scheduling.schedule import Keep, Predict, Schedule
 from tenuto.scoring.units import Unit, Unscored
 from tenuto_lab.candidates.padded import PaddedExecutor
 
-# How a rung is run: as an executor's modes say, or by one graph that computes everything (candidates.padded).
+# How a rung runs: in a mode of the executor, or by one graph that computes everything (candidates.padded).
 RunMode = Literal["eager", "skip", "padded", "jagged"]
 Inputs = tuple[Sequence[Any], Mapping[str, Any]]
 PERIODS = (2, 3, 5, 8)  # of the refresh schedules
-BLOCK = 32  # tokens of text whose logits are wanted
-VARIANTS = 3  # different inputs, taken in turns
-MEMORY = 0.05  # of what full inference takes, that caches may take in one of the rungs
-FULL_STEPS = 8  # evaluations in a generation that computes everything: all are alike
+BLOCK = 32  # tokens of text whose logits are computed
+VARIANTS = 3  # different inputs, used in rotation
+MEMORY = 0.05  # memory bound of one rung: caches may take this share of full inference's peak
+FULL_STEPS = 8  # evaluations in a generation that computes everything; all take equally long
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class TimedNetwork:
     model: str
     setting: str
     network: Any
-    units: tuple[Unit, ...]  # with the cost of one sample at this shape
+    units: tuple[Unit, ...]  # with the FLOPs of one sample at this shape
     batch: int  # samples in one evaluation
-    inputs: Callable[[Sequence[bool]], Iterable[Inputs]]  # of each step, whether to work out ahead what can be
+    inputs: Callable[[Sequence[bool]], Iterable[Inputs]]  # takes, for each step, whether to prepare it ahead
     device: torch.device
 
     @property
@@ -63,17 +63,17 @@ class TimedNetwork:
 class Rung:
     """One way of running a network."""
 
-    name: str  # of the schedule
+    name: str  # the schedule's name
     mode: RunMode
     compiled: bool
     schedule: Schedule | None
-    memory: float | None = None  # that may be kept, as a share of what full inference takes
+    memory: float | None = None  # bound on the caches, as a share of full inference's peak
     offload: bool = False
 
 
 @dataclass
 class Timing:
-    """What one rung took."""
+    """The time and memory of one rung."""
 
     model: str
     setting: str
@@ -98,13 +98,13 @@ class Timing:
     capture_s: float = 0.0
     first_s: float = 0.0  # the first generation, in which graphs are recorded
     compile_s: float | None = None
-    given_up: str = ""  # for the bound on memory
+    given_up: str = ""  # what was given up to stay within the memory bound
 
     def to_json(self) -> dict[str, Any]:
         return {key: round(value, 6) if isinstance(value, float) else value for key, value in asdict(self).items()}
 
 
-# Schedules to time. Weights decide which units are computed when, hardly how long that takes: they need no scores.
+# Schedules to time. They need no scores: scores choose the units of a step, but hardly change the time it takes.
 
 
 def everything(units: Sequence[Unit], steps: int) -> Schedule:
@@ -118,7 +118,7 @@ def refreshed(
 
 
 def scattered_lifetimes(units: Sequence[Unit], steps: int, budget: float, seed: int = 0) -> Schedule:
-    """The paper's kind of schedule. Uniformly drawn scores give as many different lifetimes as possible."""
+    """The paper's kind of schedule. Uniformly random scores give as many different lifetimes as possible."""
     scores = np.random.default_rng(seed).uniform(size=len(units)).tolist()
     last = np.array(lifetimes_at(scores, steps, tau_for_budget(scores, steps, budget)))
     return _schedule(units, lifetime_pattern(last, steps), "constant", "update")
@@ -131,7 +131,7 @@ def _schedule(units: Sequence[Unit], active: Any, predict: Predict, keep: Keep) 
 def ladder(subject: TimedNetwork, budget: float, steps: int, quick: bool = False) -> list[Rung]:
     """Every way of running a network: the paper's kind of schedule at its budget, and refresh at several periods.
 
-    quick: only the complete system and what it is compared with.
+    quick: only the complete system and the rungs that it is compared with.
     """
     units, gpu = subject.units, subject.device.type == "cuda"
     paper, named = scattered_lifetimes(units, steps, budget), f"lifetimes {budget:.0%}"
@@ -170,7 +170,7 @@ def ladder(subject: TimedNetwork, budget: float, steps: int, quick: bool = False
 def timed_network(
     model: str, network: Any, family: Architecture, config: Any, *, batch: int, tokens: int | None = None, seed: int = 1
 ) -> TimedNetwork:
-    """A network with random inputs of the kind it takes; `batch` counts both halves of guidance, where there is any."""
+    """A network with random inputs of its kind. If there is guidance, `batch` counts both halves."""
     parameter = next(network.parameters())
     device, dtype = parameter.device, parameter.dtype
     generator = torch.Generator(device).manual_seed(seed)
@@ -206,7 +206,7 @@ def timed_network(
     times = below(1000, 1000)
 
     def inputs(ahead: Sequence[bool]) -> Iterator[Inputs]:
-        """As the sampler gives them: timesteps on the device, and by name what was worked out of them ahead."""
+        """As the sampler gives them: timesteps on the device, and by name the values computed ahead from timesteps."""
         conditions = variants[0][0][2:]
         for step, named in enumerate(prepared(network, times[: len(ahead)], conditions, ahead)):
             given, more = variants[step % VARIANTS]
@@ -222,7 +222,7 @@ def timed_network(
 def measure(
     subject: TimedNetwork, rungs: Sequence[Rung], repeats: int = 3, say: Callable[[str], object] = lambda text: None
 ) -> Iterator[Timing]:
-    """A timing for each rung. The first rung must be eager: the others are compared with it."""
+    """A timing for each rung. The first rung must be eager, because the others are compared with it."""
     known: dict[tuple[str, bool, str], Timing] = {}
     compile_seconds = None
     for rung in rungs:
@@ -257,11 +257,11 @@ def _time(subject: TimedNetwork, rung: Rung, repeats: int, memory: int | None = 
     full = schedule is None
     steps = FULL_STEPS if schedule is None else schedule.steps
     on_gpu = subject.device.type == "cuda"
-    if on_gpu:  # what others kept must not share its pages with what is kept now
+    if on_gpu:  # caches of earlier rungs must not share memory pages with this rung's
         gc.collect()
         torch.cuda.empty_cache()
     executor = _executor(subject.network, rung, memory)
-    # The first generation records what is to be recorded, and warms up.
+    # The first generation records the graphs and warms up.
     first = _seconds(lambda: _generate(executor, subject, steps), subject.device)
     if on_gpu:
         gc.collect()
@@ -315,7 +315,7 @@ def _compare(row: Timing, rung: Rung, known: Mapping[tuple[str, bool, str], Timi
     row.speedup_over_padded = ratio("padded", rung.compiled, rung.name)
     full, fixed = known.get(("jagged", rung.compiled, "full")), known.get(("jagged", rung.compiled, "nothing"))
     if full is not None and fixed is not None and rung.mode == "jagged":
-        # The fixed part is what a step costs that computes no unit; `nothing` computes its first step of all.
+        # `alone` is the time of a step that computes no unit. `nothing` computes all units at its first step only.
         alone = (fixed.ms_per_generation - full.ms_per_evaluation) / (fixed.steps - 1)
         ideal = alone + row.flop_budget * (full.ms_per_evaluation - alone)
         row.share_of_ideal = ideal / row.ms_per_evaluation
@@ -330,7 +330,7 @@ KERNELS = {
 
 
 def where_time_goes(subject: TimedNetwork) -> dict[str, float]:
-    """Milliseconds of one full evaluation with compiled branches, by what the device was doing."""
+    """Milliseconds of one full evaluation with compiled branches, by kind of kernel."""
     from torch.profiler import ProfilerActivity, profile
 
     gpu = subject.device.type == "cuda"
@@ -369,7 +369,7 @@ def _wait(device: torch.device) -> None:
 
 
 def ceilings(device: torch.device) -> dict[str, float]:
-    """The best the chip does: TFLOP/s of a large matrix product in bfloat16, and GB/s of a large copy, both ways."""
+    """The chip's best: TFLOP/s of a large matrix product (bfloat16 on a GPU), GB/s read and written by a large copy."""
     n = 8192 if device.type == "cuda" else 1024
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     a, b = torch.randn(n, n, device=device, dtype=dtype), torch.randn(n, n, device=device, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Timings of the ladder as tables and as a picture."""
+"""The ladder's timings as tables and as a picture."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ def _ratio(value: float | None) -> str:
 
 
 def ladder_tables(known: Mapping[str, Any], paper: Mapping[str, float]) -> str:
-    """One line of each setting, and then a table for each setting, in Markdown.
+    """A table with one line for each setting, and then one table for each setting, in Markdown.
 
     paper: the paper's speed-up over eager inference, by family
     """
@@ -55,7 +55,7 @@ def ladder_tables(known: Mapping[str, Any], paper: Mapping[str, float]) -> str:
 
 
 def headlines(known: Mapping[str, Any], paper: Mapping[str, float]) -> str:
-    """One line a setting: full inference, the complete system at the paper's budget, and what bounds it."""
+    """One line for each setting: full inference, the complete system at the paper's budget, and its lower bound."""
     lines = [
         "| network, setting | eager | full, compiled graphs | at the paper's budget | over eager | of the ideal "
         "| the chip's bound | the paper | every 8th step |",
@@ -80,12 +80,12 @@ def headlines(known: Mapping[str, Any], paper: Mapping[str, float]) -> str:
 
 
 def _bound(row: Mapping[str, Any], ceilings: Mapping[str, float]) -> float:
-    """The time below which no program can do the units' arithmetic, or read their weights, in ms."""
+    """A lower bound in ms: the time to do the units' arithmetic, or to read their weights, at the chip's best rate."""
     return max(row["tflops"] / ceilings["tflops"], row["gbps"] / ceilings["gbps"]) * float(row["ms_per_evaluation"])
 
 
 def peers_tables(known: Mapping[str, Any]) -> str:
-    """Our executor beside its peers, in Markdown."""
+    """Our executor compared with its peers, in Markdown."""
     parts = ["# Beside its peers\n", "One step of four computed; every peer is told when.\n"]
     for network, made in known["provenance"].items():
         rows = [row for row in known["rows"] if row["network"] == network]
@@ -115,7 +115,7 @@ def _rows(known: Mapping[str, Any], case: str) -> list[dict[str, Any]]:
 
 
 def ladder_picture(known: Mapping[str, Any], path: Path) -> None:
-    """For each setting, a bar for each way: what is always computed, the units' share of it, and all the rest."""
+    """One bar for each way of each setting: the part that always runs, the units' part, and everything else."""
     from matplotlib.figure import Figure
 
     cases = list(known["settings"])
@@ -169,7 +169,7 @@ def _bars(ax: Any, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _parts(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """(the live part, full inference) of the fastest way there is, in ms; the live part is 0 where it is not known."""
+    """(the part that always runs, full inference) in ms, of the fastest way; the first is 0 if it was not measured."""
     full = min(row["ms_per_evaluation"] for row in rows if row["schedule"] == "full")
     nothing = [row for row in rows if row["schedule"] == "nothing"]
     if not nothing:

@@ -1,1 +1,1 @@
-"""diffusers' own denoisers, their residual additions brought to the seam."""
+"""diffusers' own denoisers, whose residual additions go through the seam."""

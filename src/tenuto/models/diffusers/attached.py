@@ -1,4 +1,4 @@
-"""What the architectures that are diffusers' own modules share: a config of its arguments, a module at the seam."""
+"""Shared by the architectures that use diffusers' modules: a config of constructor arguments, a module at the seam."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class DiffusersConfig:
 
 
 def frozen(config: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """A config that can be compared and hashed; what diffusers notes for itself is left out."""
+    """A config that can be compared and hashed; diffusers' private entries (_…) are left out."""
     return tuple(sorted((key, _frozen(value)) for key, value in config.items() if not key.startswith("_")))
 
 

@@ -5,8 +5,8 @@
         pipe.unet(…)
     attachment.detach()
 
-Only instances are touched: a block gets a `forward` of its own that does what its class does, with each residual
-addition going through the seam, and loses it again on `detach`.
+Only instances change. Each block gets its own `forward`, which computes what its class computes but sends every
+residual addition through the seam. `detach` removes this `forward`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,13 +33,13 @@ KNOWN_BLOCKS = (BasicTransformerBlock, ResnetBlock2D, Transformer2DModel, *trans
 
 
 class Attachment:
-    """A denoiser at the seam, from `attach` to `detach`; it runs as ever unless told to use another residual."""
+    """A denoiser at the seam, from `attach` to `detach`; outside `using`, it runs as it did before."""
 
     def __init__(self, module: nn.Module, sites: tuple[Site, ...]) -> None:
         self.module = module
         self.units = tuple(unit for site in sites for unit in site.units)
-        self._residuals: dict[int, Residual] = {}  # by thread: two may run the module at once, each its own way
-        # Partials rather than closures: a copy of an attached module then runs its own blocks, not the original's.
+        self._residuals: dict[int, Residual] = {}  # by thread: two threads may use different residuals at once
+        # Partials, not closures, so that a copy of an attached module runs its own blocks, not the original's.
         self._forwards = [(site, SeamForward(site.forward, site.block, site.name, self._seam)) for site in sites]
         for site, forward in self._forwards:
             vars(site.block)[_slot(site)] = forward
@@ -64,7 +64,7 @@ class Attachment:
                 self._residuals[me] = before
 
     def run(self, call: Forward, residual: Residual, *args: Any, **kwargs: Any) -> Any:
-        """call(…), the module's residual additions going through `residual`."""
+        """call(…), while the module's residual additions go through `residual`."""
         with self.using(residual):
             return call(*args, **kwargs)
 
@@ -87,7 +87,7 @@ class Attachment:
 
 
 def attach(module: nn.Module) -> Attachment:
-    """Bring a denoiser's blocks to the seam; nothing it computes changes by that."""
+    """Bring a denoiser's blocks to the seam; this changes nothing that the denoiser computes."""
     sites = sites_of(module)
     for site in sites:
         if _slot(site) in vars(site.block) and not _hooked(site):
@@ -103,13 +103,13 @@ def attach(module: nn.Module) -> Attachment:
 
 
 def _slot(site: Site) -> str:
-    """Where a block keeps the forward that runs: behind accelerate's hook, where it has one."""
+    """The attribute with the block's real forward: behind accelerate's hook if the block has one."""
     behind = site.method == "forward" and FORWARD_BEHIND_HOOK in vars(site.block)
     return FORWARD_BEHIND_HOOK if behind else site.method
 
 
 def _hooked(site: Site) -> bool:
-    """Whether all that replaces the block's forward is accelerate's hook."""
+    """Whether accelerate's hook is the only thing that replaces the block's forward."""
     behind = vars(site.block).get(FORWARD_BEHIND_HOOK)
     return site.method == "forward" and getattr(behind, "__func__", None) is type(site.block).forward
 
@@ -127,7 +127,7 @@ def build(config: Mapping[str, Any]) -> nn.Module:
     """The denoiser that a diffusers config describes, on the current default device."""
     kind = config.get("_class_name", "UNet2DConditionModel")
     if kind == "Transformer2DModel" and config.get("norm_type") == "ada_norm_zero":
-        kind = "DiTTransformer2DModel"  # how the first published DiT pipelines call it
+        kind = "DiTTransformer2DModel"  # the first published DiT pipelines use the other name
     kinds: dict[str, Any] = {denoiser.__name__: denoiser for denoiser in DENOISERS}
     if kind not in kinds:
         raise TenutoError(f"A {kind} cannot be brought to the seam; one of these can: {', '.join(kinds)}.")

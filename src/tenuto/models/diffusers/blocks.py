@@ -19,7 +19,7 @@ from tenuto.runtime.compilation import branch_function, function_of_many_shapes
 from tenuto.runtime.residual import Deferred, Residual
 from tenuto.scoring.units import Component, Matrix, Unit
 
-SAMPLE_SIZE = 64  # what costs are counted for where a UNet's config does not say
+SAMPLE_SIZE = 64  # costs assume this size if a UNet's config has none
 
 # Stages whose blocks run as pairs of (resnets[i], attentions[i]); other stages wire them differently.
 PAIRED_STAGES = (
@@ -194,7 +194,7 @@ def dit_forward(
     added_cond_kwargs: dict[str, Tensor] | None = None,
 ) -> Tensor:
     """BasicTransformerBlock with AdaLN-Zero: attention and feed-forward, both shifted, scaled and gated."""
-    hidden_states = hidden_states.contiguous()  # patches lie as pixels do at first, and every norm would copy them
+    hidden_states = hidden_states.contiguous()  # patches have the pixels' memory layout, and every norm would copy them
     norm1 = block.norm1
 
     def modulation() -> tuple[Tensor, ...]:
@@ -239,7 +239,7 @@ def feed_forward_modulated(block: Any, x: Tensor, shift: Tensor, scale: Tensor) 
 
 
 def enter_forward(transformer: Any, name: str, residual: Residual, image: Tensor) -> tuple[Tensor, int]:
-    """A UNet's transformer, its way in: from a picture to tokens."""
+    """The start of a UNet's transformer: from a picture to tokens."""
     width = image.shape[1] if transformer.use_linear_projection else transformer.proj_in.out_channels
     return enter(transformer, image), width
 
@@ -255,14 +255,14 @@ def enter(transformer: Any, image: Tensor) -> Tensor:
 def leave_forward(
     transformer: Any, name: str, seam: Residual, /, hidden_states: Tensor, residual: Tensor, **sizes: int
 ) -> Tensor:
-    """Its way out; diffusers calls `residual` the picture that came in."""
+    """The end of a UNet's transformer: from tokens to a picture. diffusers passes the input picture as `residual`."""
     return leave(transformer, hidden_states, residual)
 
 
 @function_of_many_shapes
 def leave(transformer: Any, x: Tensor, image: Tensor) -> Tensor:
     size = image.shape[2:]
-    # The picture first: the sum then lies in memory as it does, and not as the tokens do.
+    # The picture is the first operand, so that the sum takes the picture's memory layout, not the tokens'.
     if transformer.use_linear_projection:
         return image + transformer.proj_out(x).unflatten(1, size).permute(0, 3, 1, 2)
     x = x.unflatten(1, size).permute(0, 3, 1, 2)
@@ -301,7 +301,7 @@ def convolve(block: Any, x: Tensor, temb: Tensor | None) -> Tensor:
     return block.conv2(block.dropout(block.nonlinearity(x)))
 
 
-# The denoisers that are known, and where the sites of each are found.
+# The known denoisers, and the function that finds the sites of each.
 DENOISERS: dict[type[nn.Module], Callable[[Any], Iterator[Site]]] = {
     UNet2DConditionModel: _unet_sites,
     DiTTransformer2DModel: _dit_sites,

@@ -10,7 +10,7 @@ from tenuto.runtime.private_torch import inner_module
 
 
 def denoiser_of(target: Any) -> nn.Module:
-    """A pipeline's denoiser, or the denoiser itself, without what torch.compile wraps it in."""
+    """The denoiser of a pipeline, or the given denoiser, without torch.compile's wrapper."""
     if isinstance(target, nn.Module):
         return inner_module(target)
     if isinstance(target, DiffusionPipeline):
@@ -19,7 +19,7 @@ def denoiser_of(target: Any) -> nn.Module:
 
 
 def names_in(pipeline: DiffusionPipeline) -> list[str]:
-    """What a pipeline calls its denoisers; most have one."""
+    """The attribute names of a pipeline's denoisers; most pipelines have one."""
     names = [name for name in ("unet", "transformer", "transformer_2") if getattr(pipeline, name, None) is not None]
     if not names:
         raise TenutoError(f"A {type(pipeline).__name__} has neither a unet nor a transformer to schedule.")

@@ -1,5 +1,4 @@
-"""The weights of a live denoiser as it runs: with the adapters that are switched on, and dequantised; and whether they
-are still those of the last time."""
+"""The weights that a live denoiser uses, dequantised and with its active adapters, and whether they have changed."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from tenuto.errors import CheckpointError
 from tenuto.runtime.private_torch import version_of
 
-PROBED = 4  # numbers of each matrix that are looked at to see whether it changed
+PROBED = 4  # numbers of each matrix that are compared to see whether the matrix changed
 OF_BITSANDBYTES = ("Params4bit", "Int8Params")
 
 
@@ -19,7 +18,7 @@ class LiveTensors:
     """The tensors that a denoiser's units are scored by, each as the network multiplies by it."""
 
     def __init__(self, module: nn.Module, keys: Iterable[str]) -> None:
-        """keys: the weights' names as they are without adapters."""
+        """keys: the names that the weights have without adapters."""
         self._layers: dict[str, nn.Module] = {}
         for key in keys:
             path, _, name = key.rpartition(".")
@@ -41,21 +40,21 @@ class LiveTensors:
 
 
 def _base(layer: nn.Module) -> nn.Module:
-    """What a layer is without its adapters."""
+    """The layer without its adapters."""
     while isinstance(inner := getattr(layer, "base_layer", None), nn.Module):
         layer = inner
     return layer
 
 
 def _added(layer: Any) -> list[str]:
-    """The adapters whose matrices are added to the base layer's whenever it runs."""
+    """The adapters whose matrices are added to the base layer's matrix at every call."""
     if not hasattr(layer, "get_delta_weight") or layer.merged or layer.disable_adapters:
         return []
     return [name for name in layer.active_adapters if name in layer.scaling]
 
 
 def _shape(layer: nn.Module) -> tuple[int, ...]:
-    """A layer's weight's shape; packed weights have another than they stand for."""
+    """The shape of a layer's weight matrix; the tensor of a packed weight has another shape."""
     if isinstance(layer, nn.Linear):
         return layer.out_features, layer.in_features
     weight: Tensor = layer.weight  # type: ignore[assignment]
@@ -93,10 +92,10 @@ def _from_bitsandbytes(weight: Tensor, layer: Any, key: str) -> Tensor:
 
 
 def weights_seen(module: nn.Module) -> tuple[object, ...]:
-    """What tells a module's weights from what they were: the tensors themselves, their versions, the adapters and how
-    strong they are, and a few numbers of each matrix (a fused adapter leaves everything else as it was).
+    """A value that changes when the module's weights change. It holds the identities and versions of the tensors, the
+    adapters and their strengths, and a few numbers of each matrix (fusing an adapter may change only these numbers).
 
-    Cheap enough for the beginning of every generation: one small copy from the device.
+    It is cheap enough to compute before every generation: one small copy from the device.
     """
     tensors = [parameter for parameter in module.parameters() if not parameter.is_meta]
     identities = tuple((id(one), version_of(one), one.dtype) for one in tensors)

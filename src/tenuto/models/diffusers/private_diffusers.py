@@ -1,11 +1,11 @@
-"""The names of diffusers and accelerate that are not public: an upgrade that moves one breaks this file alone."""
+"""The private names of diffusers and accelerate that we use. If an upgrade moves one, only this file breaks."""
 
 from typing import Any
 
 from diffusers.models.attention import _chunked_feed_forward
 from torch import Tensor, nn
 
-FORWARD_BEHIND_HOOK = "_old_forward"  # where accelerate keeps a forward that its hook took the place of
+FORWARD_BEHIND_HOOK = "_old_forward"  # where accelerate keeps the forward that its hook replaced
 
 
 def has_hooks(block: nn.Module) -> bool:
@@ -14,7 +14,7 @@ def has_hooks(block: nn.Module) -> bool:
 
 
 def run_feed_forward(block: Any, layers: nn.Module, x: Tensor) -> Tensor:
-    """A block's feed-forward, in chunks where the block was told so."""
+    """A block's feed-forward, in chunks if the block has a chunk size."""
     if getattr(block, "_chunk_size", None) is None:
         out: Tensor = layers(x)
         return out
@@ -22,6 +22,6 @@ def run_feed_forward(block: Any, layers: nn.Module, x: Tensor) -> Tensor:
 
 
 def timesteps_told(pipeline: Any) -> int | None:
-    """How many timesteps a pipeline says that its loop takes; most say so just before it begins."""
+    """The number of timesteps that a pipeline states for its loop; most state it just before the loop begins."""
     told = vars(pipeline).get("_num_timesteps")
     return told if isinstance(told, int) else None

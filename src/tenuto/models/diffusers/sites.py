@@ -8,10 +8,10 @@ from torch import nn
 
 from tenuto.scoring.units import Component, Matrix, Unit
 
-TEXT_TOKENS = 77  # of CLIP's prompts, which the cost of cross-attention is counted for
+TEXT_TOKENS = 77  # of CLIP's prompts; the cost of cross-attention assumes as many
 
 PROJECTIONS = ("to_q", "to_k", "to_v", "to_out.0")
-ADDED_PROJECTIONS = ("add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")  # of the text in joint attention
+ADDED_PROJECTIONS = ("add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")  # the text's, in joint attention
 
 Forward = Callable[..., Any]
 
@@ -21,11 +21,11 @@ class Site:
     """One block that holds units, and its forward, written against the seam."""
 
     path: str
-    name: str  # what its units' names begin with
+    name: str  # the prefix of its units' names
     block: nn.Module
-    units: tuple[Unit, ...]  # none: it is a live part, which runs better written otherwise
-    forward: Forward  # (block, name, residual, *what the block is called with)
-    method: str = "forward"  # that it takes the place of
+    units: tuple[Unit, ...]  # empty: a live part, rewritten only to run better
+    forward: Forward  # (block, name, residual, *the block's own arguments)
+    method: str = "forward"  # the method that `forward` replaces
 
 
 def attention_unit(
@@ -43,9 +43,9 @@ def attention_unit(
 ) -> Unit:
     """One attention.
 
-    width, tokens           of the stream it is added to, and how many positions that has
-    context, context_width  of what keys and values are made of; None: of the stream itself
-    joint                   positions of another stream, whose keys and values are read besides
+    width, tokens           channels and positions of the stream that the attention is added to
+    context, context_width  positions and channels of the input to keys and values; None: the stream itself
+    joint                   positions of another stream, whose keys and values are also read
     """
     matrices = {role: Matrix.whole(f"{path}.{part}.weight") for role, part in zip("qkvo", projections, strict=True)}
     read = tokens if context is None else context
@@ -57,7 +57,7 @@ def attention_unit(
 
 def mlp_unit(name: str, path: str, feed_forward: Any, tokens: int) -> Unit:
     first, last = feed_forward.net[0].proj, feed_forward.net[2]
-    matrices = {  # a gated one's input projection is value and gate stacked, as it should be
+    matrices = {  # if the MLP is gated, w1 is value and gate stacked, as the score expects
         "w1": Matrix.whole(f"{path}.net.0.proj.weight"),
         "w2": Matrix.whole(f"{path}.net.2.weight"),
     }

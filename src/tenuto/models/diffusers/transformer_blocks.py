@@ -1,12 +1,12 @@
 """diffusers' text-to-image and text-to-video transformers, written against the seam: PixArt, SD3, FLUX and Wan.
 
 Blocks of SD3 and FLUX have two streams, the picture's and the text's, which meet in one joint attention. Each stream's
-additions are units of their own: `attn` is what that attention adds to the picture, `attn_context` what it adds to the
-text. It is computed once for both; where only one of them is asked for, all of it is computed for that one. A single
-block of FLUX has one stream, the text before the picture, and one branch, attention and MLP side by side under one
-output projection: that is one unit, an atomic group, and the shared projection stands for both in its score.
+additions are separate units: `attn` is what the joint attention adds to the picture, `attn_context` what it adds to
+the text. The joint attention is computed once for both units; if only one of them is computed, it still runs in full.
+A single block of FLUX has one stream, the text before the picture, and one branch: attention and MLP side by side,
+with a shared output projection. This branch is one unit, an atomic group; its score uses the projection for both parts.
 
-Costs are counted for what the published pipelines draw by default.
+Costs are for the default sizes of the published pipelines.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ from tenuto.scoring.units import Component, Matrix, Unit
 BLOCKS = (JointTransformerBlock, FluxTransformerBlock, FluxSingleTransformerBlock, WanTransformerBlock)
 
 PIXART_TEXT = 300  # tokens of PixArt-Σ's prompts
-SD3_TEXT = 77 + 256  # of CLIP's and of T5's
+SD3_TEXT = 77 + 256  # tokens of CLIP's and of T5's prompts
 FLUX_TEXT, FLUX_TOKENS = 512, 64 * 64  # 1024 × 1024 pixels
 WAN_TEXT, WAN_TOKENS = 512, 21 * 30 * 52  # 81 frames of 480 × 832 pixels
 
@@ -72,7 +72,7 @@ def pixart_forward(
 ) -> Tensor:
     """BasicTransformerBlock with one AdaLN for all blocks: attention, cross-attention without a norm, feed-forward."""
     options = cross_attention_kwargs or {}
-    hidden_states = hidden_states.contiguous()  # patches lie as pixels do at first, and every norm would copy them
+    hidden_states = hidden_states.contiguous()  # patches have the pixels' memory layout, and every norm would copy them
 
     def modulation() -> tuple[Tensor, ...]:
         assert timestep is not None
@@ -169,11 +169,12 @@ def joint_forward(
     temb: Tensor,
     joint_attention_kwargs: dict[str, Any] | None = None,
 ) -> tuple[Tensor | None, Tensor]:
-    """JointTransformerBlock: joint attention, another of the picture alone where there is one, feed-forwards."""
+    """JointTransformerBlock: joint attention, an optional attention of the picture alone, and feed-forwards."""
+    hidden_states = hidden_states.contiguous()  # diffusers does so itself from 0.40 on; every norm would copy them
     options = joint_attention_kwargs or {}
     # (shift, scale, gate) of attention and of the feed-forward, and of the picture's own attention, each [B, D]
     m, c = Deferred(lambda: modulation(block.norm1, temb)), Deferred(lambda: modulation(block.norm1_context, temb))
-    last = block.context_pre_only  # the text of the last block is read by nobody
+    last = block.context_pre_only  # nothing reads the text of the last block
 
     def attended() -> tuple[Tensor, ...]:
         text = block.norm1_context(encoder_hidden_states, temb) if last else None
@@ -205,7 +206,7 @@ def flux_forward(
     image_rotary_emb: tuple[Tensor, Tensor] | None = None,
     joint_attention_kwargs: dict[str, Any] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """FluxTransformerBlock; what an IP adapter adds to the picture is computed with the attention, and always live."""
+    """FluxTransformerBlock; an IP adapter's addition to the picture is computed with the attention and stays live."""
     options = {**(joint_attention_kwargs or {}), "image_rotary_emb": image_rotary_emb}
     m, c = Deferred(lambda: modulation(block.norm1, temb)), Deferred(lambda: modulation(block.norm1_context, temb))
     both = Deferred(
@@ -222,7 +223,7 @@ def flux_forward(
 
 
 def _context(block: Any, name: str, residual: Residual, text: Tensor, both: Deferred, c: Deferred) -> Tensor:
-    """What a joint block does to its text."""
+    """The part of a joint block that updates the text."""
     h = residual(f"{name}.attn_context", text, lambda: both[1], gate=lambda: c[2].unsqueeze(1))
     return _fed_forward(block, f"{name}.ff_context", residual, h, block.norm2_context, block.ff_context, c)
 
@@ -239,7 +240,7 @@ def _fed_forward(
 
 
 def modulation(norm: Any, temb: Tensor) -> tuple[Tensor, ...]:
-    """AdaLN-Zero's numbers from the conditioning: threes of (shift, scale, gate), each [B, D]."""
+    """AdaLN-Zero's numbers from the conditioning: groups of (shift, scale, gate), each [B, D]."""
     numbers = norm.linear(norm.silu(temb))
     return numbers.chunk(numbers.shape[1] // norm.norm.normalized_shape[0], dim=1)
 
@@ -256,7 +257,7 @@ def attend_jointly(
     text_scale: Tensor | None,
     options: dict[str, Any],
 ) -> tuple[Tensor, ...]:
-    """ready: the text, where it is normalised already."""
+    """ready: the text, if it is already normalised."""
     x = block.norm1.norm(image) * (1 + scale[:, None]) + shift[:, None]
     if ready is None:
         assert text_shift is not None and text_scale is not None
@@ -341,7 +342,8 @@ def wan_forward(
     temb: Tensor,
     rotary_emb: Any,
 ) -> Tensor:
-    """WanTransformerBlock; its gated additions are made in float32, which its gates are in."""
+    """WanTransformerBlock; its gated additions are in float32, because its gates are."""
+    hidden_states = hidden_states.contiguous()  # diffusers does so itself from 0.40 on; every norm would copy them
 
     def modulations() -> tuple[Tensor, ...]:
         if temb.ndim == 4:  # a timestep for each token: [B, S, 6, D]

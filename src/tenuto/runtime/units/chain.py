@@ -1,8 +1,8 @@
 """How a network's units follow one another: found by watching one evaluation on tensors without values.
 
-Nothing is computed for it: fake tensors have shapes and no more. What the network does besides its units (embeddings,
-skips, shortcut convolutions, the final layer) is seen reading the residual stream, and so is a branch that reads
-another stream than its own; two units with no such reader between them may be added as one.
+Nothing is computed: fake tensors have shapes, but no values. The watch sees which other operations read the residual
+stream: parts of the network outside its units (embeddings, skips, shortcut convolutions, the final layer), and branches
+that read a stream other than their own. If nothing reads the stream between two units, both may be added as one.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,11 +24,11 @@ class Link:
     """One unit where it stands in the network."""
 
     unit: str
-    shape: tuple[int, ...]  # of the stream there, and so of the unit's update
+    shape: tuple[int, ...]  # of the stream at this unit, and therefore of the unit's update
     stride: tuple[int, ...]
     dtype: torch.dtype
     gated: bool
-    joined: bool  # to the next unit: what this one gives goes there, and nobody else reads it
+    joined: bool  # whether the next unit, and nothing else, reads the stream after this unit
 
 
 Chain = tuple[Link, ...]
@@ -39,7 +39,7 @@ def chain_of(
 ) -> Chain:
     """The units of `network`, in the order they run on these inputs.
 
-    module  what the network runs, where it is no module itself
+    module  the module that the network runs, if the network is not a module itself
     """
     watch = _Watch()
     watch.returned(_evaluate_fakes(network, inputs, named, module, watch, watch.residual))
@@ -59,7 +59,7 @@ def _evaluate_fakes(
         raise RuntimeError(hand)
     fake = fake_tensors()
     faked, faked_named = tree_map_only(Tensor, fake.from_tensor, (tuple(inputs), dict(named)))
-    # Uncompiled: the compiler gives up for good on a function that it first meets on such tensors.
+    # Not compiled: if the compiler first sees a function with fake tensors, it gives up on that function for good.
     with _as_it_was(module), compiling(False), torch.inference_mode(), fake, mode:
         return network(*faked, **faked_named, residual=residual)
 
@@ -68,10 +68,9 @@ REGISTRIES = {"_diffusers_hook": "diffusers", "_hf_hook": "accelerate"}
 
 
 def foreign_hand(module: nn.Module) -> str | None:
-    """Who else acts when the module runs, if somebody does: a hook, or a forward in the place of the class's own.
+    """Which other code acts when the module runs: a hook, or a replaced forward. None if there is none.
 
-    A hook may move or cast weights, and would then be given weights without values. So nothing is run on fake tensors
-    where there is one.
+    A hook may move or cast weights, and fake weights have no values. So a module with hooks is not run on fake tensors.
     """
     for path, part in module.named_modules():
         for registry, library in REGISTRIES.items():
@@ -86,8 +85,8 @@ def foreign_hand(module: nn.Module) -> str | None:
 
 @contextmanager
 def _as_it_was(module: nn.Module | None) -> Iterator[None]:
-    """Whatever an evaluation without values leaves in a network is taken out again: tables that a network computes once
-    and keeps, and weights that it moves or casts."""
+    """After the block, undo what an evaluation without values changed in a network: tables that the network computed
+    and kept, and weights that it moved or cast."""
     parts = [] if module is None else list(module.modules())
     before = [(vars(part), *map(dict, (vars(part), *own_tensors(part)))) for part in parts]
     weights = {id(one): (one, one.data) for part in parts for one in _tensors(part)}
@@ -104,7 +103,7 @@ def _as_it_was(module: nn.Module | None) -> Iterator[None]:
 
 
 def _tensors(part: nn.Module) -> Iterator[Tensor]:
-    """A module's own plain weights; those of other libraries' classes lie where they please."""
+    """A module's own plain weights. Tensor classes of other libraries are left out: they may store values anywhere."""
     parameters, buffers = own_tensors(part)
     for tensor in (*parameters.values(), *buffers.values()):
         if tensor is not None and type(tensor) in (Tensor, nn.Parameter):
@@ -118,7 +117,7 @@ def _restore(now: dict[str, Any], were: dict[str, Any]) -> None:
 
 
 def dense_stride(h: Tensor) -> tuple[int, ...]:
-    """The strides of a sum with h in it: h's own where it fills its memory, else those of a fresh tensor."""
+    """The strides of a sum with h in it: those of h if h is dense in memory, else those of a new tensor."""
     order = sorted(range(h.dim()), key=lambda i: (h.stride(i), h.shape[i]), reverse=True)
     dense, step = [0] * h.dim(), 1
     for i in reversed(order):
@@ -130,19 +129,19 @@ def dense_stride(h: Tensor) -> tuple[int, ...]:
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every operation, and which units' streams it reads."""
+    """Sees every operation, and which units' streams the operation reads."""
 
     def __init__(self) -> None:
         super().__init__()
         self._seen: list[tuple[str, Tensor, bool]] = []  # (unit, its stream after it, is it gated?)
-        self._follows: list[int | None] = []  # the unit whose stream each unit was given, untouched
+        self._follows: list[int | None] = []  # for each unit, the unit whose stream it was given, unchanged
         self._place: dict[int, int] = {}  # the id of a unit's stream -> the unit's place
         self._read: set[int] = set()
 
     def residual(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
         if any(unit == name for name, _, _ in self._seen):
             raise ScheduleError(f"The network has two units named {unit}.")
-        # A branch may read the stream it is given. If it reads another, that one must be there whenever it is computed.
+        # A branch may read its own stream. If it reads another stream, that stream must exist when the branch runs.
         before, mine = set(self._read), self._place.get(id(h))
         branch()
         if mine is not None and mine not in before:
@@ -162,7 +161,7 @@ class _Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def returned(self, output: Any) -> None:
-        """What the network gives away, others read."""
+        """A stream in the network's output counts as read."""
         self._read |= {self._place[id(value)] for value in tree_leaves(output) if id(value) in self._place}
 
     def chain(self) -> Chain:

@@ -1,7 +1,7 @@
 """The residuals that carry out a plan: what is kept where, and what is added in place of a held unit.
 
-`Holding` computes what a step's program says and nothing else. What it keeps lies in `References` where Python runs the
-network, and in `Planes`, buffers that never move, where graphs do.
+`Holding` computes only what a step's program says. If Python runs the network, kept values are in `References`. If
+graphs run the network, kept values are in `Planes`: buffers that never move.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ from tenuto.scheduling.schedule import Schedule
 
 
 class Cache(Protocol):
-    """Where kept values are. A cell's planes are written at one slot, and read all together."""
+    """Where kept values are. A write changes one slot of a cell's planes; a read takes all of them."""
 
     def keep(self, cell: Cell, value: Tensor) -> None: ...
 
@@ -33,10 +33,10 @@ class Cache(Protocol):
 
 
 class Holding:
-    """The seam under a plan: a computed unit is kept, a held one is added again to the current stream."""
+    """The seam under a plan: computed units are kept; for held units, kept values are added to the current stream."""
 
     def __init__(self, plan: Plan, cache: Cache, moment: Moment, rows: Tensor | None = None) -> None:
-        """rows: positions at which held units are computed all the same."""
+        """rows: positions at which held units are computed nevertheless."""
         self.plan = plan
         self.cache = cache
         self.rows = rows
@@ -94,16 +94,16 @@ class Holding:
         return h + added
 
     def _add(self, update: Tensor) -> None:
-        """To the sum that is kept: in float32 at least, because each sum would otherwise be rounded.
+        """Add an update to the sum that is kept: in float32 at least, because otherwise every sum would be rounded.
 
-        The difference of the stream behind the units and before them would be the same sum, but in bfloat16 it is off
-        by 2 to 17 % of it: the stream is much larger than what is added to it.
+        The stream after the units minus the stream before them would be the same sum. But in bfloat16 that difference
+        is wrong by 2 to 17 %, because the stream is much larger than the updates.
         """
         wide = update.to(torch.promote_types(update.dtype, torch.float32))
         self._sum = wide if self._sum is None else self._sum + wide
 
     def finish(self) -> None:
-        """The step is over."""
+        """End a step: check that the network ran all units."""
         if self._next < len(self.program):
             raise ScheduleError(f"The network did not run {self._expected()} this time, as it did when it began.")
 
@@ -112,12 +112,12 @@ class Holding:
 
 
 class Unplanned:
-    """The seam under a schedule alone: each unit kept by itself. For networks that cannot be looked at beforehand."""
+    """The seam without a plan, for networks that cannot be looked at beforehand: each unit is kept by itself."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.step = 0
-        self.rows: Tensor | None = None  # positions at which held units are computed all the same
+        self.rows: Tensor | None = None  # positions at which held units are computed nevertheless
         self._row = {unit: i for i, unit in enumerate(schedule.units)}
         # The last `order + 1` refreshes of each unit, newest first: (step, update or branch).
         self._held: dict[str, deque[tuple[int, Tensor]]] = {}
@@ -142,7 +142,7 @@ class Unplanned:
 
 
 class References:
-    """Kept values as they are: nothing is copied. For running without graphs."""
+    """Kept values by reference, without copies. For running without graphs."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int], Tensor] = {}
@@ -171,7 +171,7 @@ class References:
         put_(self._kept[cell.store, cell.planes[0]], rows, values)
 
     def forget(self, moment: Moment) -> None:
-        """Give back what nobody reads after this step."""
+        """Free the values that nobody reads after this step."""
         for place in moment.frees:
             self._kept.pop(place, None)
 
@@ -180,10 +180,10 @@ class References:
 
 
 class UnitsKept:
-    """What one generation keeps of units where Python runs the network."""
+    """What one generation keeps of units if Python runs the network."""
 
     def __init__(self, schedule: Schedule, plan: Plan | None) -> None:
-        """plan: None where the network cannot be looked at; then each unit is kept by itself."""
+        """plan: None if the network cannot be looked at beforehand; then each unit is kept by itself."""
         self._plan = plan
         self._kept = References()
         self._unplanned = Unplanned(schedule)
@@ -205,17 +205,17 @@ class UnitsKept:
 
 
 class Planes:
-    """Kept values in buffers that never move, and the numbers of the current step beside them: what graphs need."""
+    """What graphs need: kept values in buffers that never move, and the numbers of the current step."""
 
     def __init__(self, plan: Plan, device: torch.device, offload: bool = False) -> None:
-        """offload: the buffers are in the host's pinned memory, and travel whenever they are read or written."""
+        """offload: the buffers are in the host's pinned memory, and every read or write is a copy to or from it."""
         if offload and plan.remembered > 1:
             raise UsageError(
                 "Caches in the host's memory go with predict 'constant' only, which keeps one value of each."
             )
         self.plan = plan
         self.offload = offload
-        with torch.inference_mode(False):  # so that they may be used within it and without
+        with torch.inference_mode(False):  # so that they can be used inside and outside of inference mode
             self.storages = [allocate(storage, device, offload) for storage in plan.storages]
         self._row = {cell: i for i, cell in enumerate(plan.cells)}
         slots, shape = plan.remembered, (len(plan.steps), max(len(self._row), 1))
@@ -227,18 +227,18 @@ class Planes:
                 targets[step, self._row[cell]] = cell.planes[slot]
         with torch.inference_mode(False):
             self._all_weights, self._all_targets = weights.clone().to(device), targets.clone().to(device)
-            # Where one refresh is remembered its weight is always one, and `at` has nothing to change.
+            # If only one refresh is remembered, its weight is always one, and `at` changes nothing.
             self.weights = torch.ones_like(self._all_weights[0])
             self.targets = self._all_targets[0].clone()
         self._indices: dict[tuple[Cell, ...], tuple[Tensor, Tensor]] = {}
 
     @property
     def bytes(self) -> int:
-        """On the device."""
+        """Bytes on the device."""
         return 0 if self.offload else sum(storage.untyped_storage().nbytes() for storage in self.storages)
 
     def reset(self) -> None:
-        """A plane that was not written yet may be read with the weight zero, and zero times anything finite is zero."""
+        """Set all planes to zero: a plane may be read with the weight zero before it is written, and 0 · NaN is NaN."""
         if self.plan.remembered > 1:
             for storage in self.storages:
                 storage.zero_()
@@ -304,5 +304,5 @@ def allocate(storage: Storage, device: torch.device, offload: bool = False) -> T
 
 
 def overwrite(planes: Tensor, index: Tensor, value: Tensor) -> None:
-    """planes[index] = value, with the index on the device; of whatever precision, and broadcast if need be."""
+    """planes[index] = value, with the index on the device. The value is cast and broadcast if necessary."""
     planes.index_copy_(0, index, value.to(planes.dtype).expand(planes.shape[1:])[None])

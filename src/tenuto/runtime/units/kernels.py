@@ -1,7 +1,7 @@
-"""The one piece of arithmetic a held unit costs: its kept values, weighted, gated, added to the stream.
+"""The only arithmetic that a held unit needs: its kept values, weighted, gated, added to the stream.
 
-On a GPU a whole run of held units is one kernel, which reads each buffer once and sums in float32. Elsewhere, and
-where Triton is missing, it is plain PyTorch.
+On a GPU, one kernel adds a whole run of held units. The kernel reads each buffer once and sums in float32. On other
+devices, or without Triton, plain PyTorch does the same.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ def add_held(
     weights: Sequence[Sequence[float]],
     gates: Sequence[Tensor] | None,
 ) -> Tensor:
-    """h + Σ gate · Σ weight · kept, over held units and what is kept of each."""
+    """h + Σ gate · Σ weight · kept, summed over the held units and over the kept values of each."""
     for i, (values, factors) in enumerate(zip(kept, weights, strict=True)):
         read = [(value, factor) for value, factor in zip(values, factors, strict=True) if factor != 0]
         if len(read) == 1 and read[0][1] == 1:
             value = read[0][0]
             h = h + (value if gates is None else gates[i] * value)
             continue
-        result = read[0][1] * read[0][0]  # the one new buffer; on the CPU, fresh memory costs more than arithmetic
+        result = read[0][1] * read[0][0]  # the only new buffer: on the CPU, new memory costs more than arithmetic
         for value, factor in read[1:]:
             result.add_(value, alpha=factor)
         if gates is not None:
@@ -43,7 +43,8 @@ def add_held_planes(
 
     storage  [planes, *h.shape]
     planes   int64 [units, slots]: where each unit's kept values are
-    weights  float32 [cells, slots], and `rows` int64 [units]: a unit's row of it
+    weights  float32 [cells, slots]
+    rows     int64 [units]: each unit's row of `weights`
     gates    [units, B, 1, …, D], each to be broadcast over h [B, …, D]; or None
     """
     if not fits_kernel(h, storage, gates):
@@ -79,7 +80,7 @@ def add_held_planes(
 
 
 def fits_kernel(h: Tensor, storage: Tensor, gates: Tensor | None) -> bool:
-    """Elements are taken as they lie in memory, so the planes must lie as the stream does."""
+    """Whether the kernel can run. It reads elements in memory order, so the planes need the strides of the stream."""
     if not h.is_cuda or not has_triton() or h.stride() != storage.stride()[1:]:
         return False
     if gates is None:

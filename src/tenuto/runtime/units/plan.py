@@ -1,11 +1,11 @@
 """What a schedule means for one network, worked out before anything runs.
 
-At every step: which units are computed, what is kept of them, in which buffer, and what is added in place of those
-that are held. Neighbours that are held over the same steps are kept as one sum, which is the difference of the
-residual stream across them; buffers are used again as soon as nobody reads them.
+For every step, a plan says which units are computed, what is kept of them and in which buffer, and what is added in
+place of held units. Neighbours that are held over the same steps are kept as one sum: the change of the residual stream
+across them. A buffer is reused as soon as nobody reads it any more.
 
-Steps that do the same things to the same buffers are one program, and need one captured graph. What differs between
-them (extrapolation weights, the slot that is overwritten) is data.
+Steps that do the same things to the same buffers share one program, and one captured graph. What differs between such
+steps (extrapolation weights, the slot that is overwritten) is data.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ class Cell:
     last: int
     gated: bool
     planes: tuple[int, ...]  # one for each refresh that is remembered
-    store: int  # the storage its planes are in: there is one for each shape and dtype
+    store: int  # the storage of its planes; there is one for each shape, stride and dtype
 
     @property
     def alone(self) -> bool:
@@ -45,9 +45,9 @@ class Action:
     """What happens at one unit."""
 
     computed: bool
-    opens: bool = False  # the stream before the unit is needed later in this step
-    keeps: Cell | None = None  # what is kept here, at the end of a cell
-    adds: tuple[Cell, ...] = ()  # what is added in place of the held units that end here
+    opens: bool = False  # whether the sum of a cell of several units begins here
+    keeps: Cell | None = None  # the kept cell that ends here
+    adds: tuple[Cell, ...] = ()  # the cells added here, in place of the run of held units that ends here
 
 
 Program = tuple[Action, ...]
@@ -59,7 +59,7 @@ class Moment:
     """One step: its program, and the numbers that go with it."""
 
     program: int
-    weights: dict[Cell, tuple[float, ...]]  # of each plane of what is added
+    weights: dict[Cell, tuple[float, ...]]  # of each plane, for each cell that is added
     slots: dict[Cell, int]  # which of a cell's planes is overwritten
     frees: tuple[tuple[int, int], ...]  # (storage, plane)s that nobody reads after this step
 
@@ -84,7 +84,7 @@ class Plan:
     programs: tuple[Program, ...]
     steps: tuple[Moment, ...]
     storages: tuple[Storage, ...]
-    remembered: int  # refreshes of a cell at most
+    remembered: int  # how many refreshes of a cell are remembered at most
 
     @cached_property
     def places(self) -> dict[str, int]:
@@ -92,18 +92,18 @@ class Plan:
 
     @cached_property
     def held_before_gate(self) -> tuple[bool, ...]:
-        """Of each unit, whether its branch is kept before the gate."""
+        """For each unit, whether its branch is kept before the gate."""
         gated = {cell.first for cell in self.cells if cell.gated}
         return tuple(i in gated for i in range(len(self.chain)))
 
     @property
     def cache_bytes(self) -> int:
-        """What the held updates take."""
+        """The bytes of all buffers for held units."""
         return sum(storage.planes * storage.plane_bytes for storage in self.storages)
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
-        """Everything that is ever kept."""
+        """All cells that are ever kept."""
         return tuple(
             dict.fromkeys(action.keeps for program in self.programs for action in program if action.keeps is not None)
         )
@@ -114,11 +114,11 @@ def make_plan(schedule: Schedule, chain: Chain) -> Plan:
 
 
 def fitting_plan(schedule: Schedule, chain: Chain, memory: int) -> tuple[Plan, str]:
-    """A plan whose caches take at most `memory` bytes, and what was given up for it; "" means nothing.
+    """A plan whose caches take at most `memory` bytes, and what was given up to get there; "" means nothing.
 
-    Lower orders of extrapolation need fewer buffers, and updates held after their gate are summed with their
-    neighbours'. They are tried in this order, which is that of the quality they cost. Lifetimes that are still kept in
-    too many buffers are then made alike among neighbours, in groups as small as will do.
+    What costs the least quality is tried first. Lower orders of extrapolation need fewer buffers. Updates kept after
+    their gate can be summed with their neighbours' updates. If this is not enough and the schedule is one of lifetimes,
+    neighbouring units get the same lifetime, in groups as small as possible.
     """
     degrees = get_args(Predict)[: schedule.order + 1][::-1]
     holds: tuple[Keep, ...] = ("branch", "update") if schedule.keep == "branch" else ("update",)
@@ -157,15 +157,15 @@ class _Layout:
         self.chain = chain
         self.steps = schedule.steps
         self.order = schedule.order
-        self.apart = schedule.rows != "none"  # each unit needs the stream before it, at some positions at least
+        self.apart = schedule.rows != "none"  # each unit reads the stream before it, at least at some positions
         self.active = schedule.active[order]
         self.read_later = schedule.read_later[order]
         self.gated = [link.gated and schedule.keep == "branch" for link in chain]
         self.storage_of: dict[Kind, int] = {}
         self.count: list[int] = []  # planes of each storage so far
         self.free: list[list[int]] = []
-        self.live: dict[tuple[int, int], Cell] = {}  # what is kept at the moment, by its span
-        self.usual: dict[tuple[int, int], Cell] = {}  # what was last kept there
+        self.live: dict[tuple[int, int], Cell] = {}  # the cells kept now, by span
+        self.usual: dict[tuple[int, int], Cell] = {}  # the last cell of each span
         self.nodes: dict[Cell, list[tuple[int, int]]] = {}  # the (step, slot)s each cell remembers, newest first
         self.next = self._next_computed()
 
@@ -202,7 +202,7 @@ class _Layout:
     # Which units are kept as one
 
     def _spans(self, members: Sequence[int], step: int) -> Iterator[tuple[int, int]]:
-        """Maximal neighbours among `members` that are held from `step` on until the same step, as (first, last)."""
+        """Maximal runs of neighbours among `members` that are kept as one sum from `step` on, as (first, last)."""
         first = None
         for i, following in zip_longest(members, members[1:]):
             first = i if first is None else first
@@ -217,12 +217,12 @@ class _Layout:
             return False
         if _kind(self.chain[i]) != _kind(self.chain[j]):
             return False
-        if self.order:  # extrapolated by the same weights only where they were refreshed at the same steps
+        if self.order:  # the two share extrapolation weights only if they are refreshed at the same steps
             return bool((self.active[i] == self.active[j]).all())
         return self.next[i][step] == self.next[j][step]
 
     def _spans_kept(self, step: int) -> list[tuple[int, int]]:
-        """What is kept at a step: sums in which some unit is computed now, and that are read later."""
+        """The spans kept at a step: those that contain a unit computed now and whose sums are read later."""
         if self.order:
             return list(self._spans(np.flatnonzero(self.read_later[:, step]).tolist(), step))
         if step + 1 == self.steps:
@@ -231,7 +231,7 @@ class _Layout:
         return [(first, last) for first, last in spans if self.active[first : last + 1, step].any()]
 
     def _runs(self, step: int, kept: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
-        """Neighbours held at a step and added at once, unless the stream between them is needed."""
+        """Runs of neighbours that are held at a step and added together. A run ends where the stream is needed."""
         cuts = {first for first, last in kept if first != last} | {last + 1 for first, last in kept if first != last}
         run: list[int] = []
         for i, link in enumerate(self.chain):
@@ -261,10 +261,10 @@ class _Layout:
             weights[cell] = tuple(values.get(slot, 0.0) for slot in range(len(cell.planes)))
         return cells
 
-    # Where it is kept
+    # Where cells are kept
 
     def _forget(self, step: int) -> None:
-        """What is about to be computed anew needs its buffer no longer, unless older refreshes are extrapolated."""
+        """Free the buffers of cells that this step computes again, unless extrapolation reads older refreshes."""
         if self.order:
             return
         for span, cell in list(self.live.items()):
@@ -278,7 +278,7 @@ class _Layout:
     def _keep(
         self, step: int, kept: Sequence[tuple[int, int]]
     ) -> tuple[dict[int, Cell], dict[Cell, int], tuple[tuple[int, int], ...]]:
-        """What is kept at the end of each span, in which slot, and the buffers that go out of use by that."""
+        """The cell kept at the end of each span, the slot of each cell, and the buffers that are no longer used."""
         cells: dict[int, Cell] = {}
         slots: dict[Cell, int] = {}
         superseded: list[tuple[int, int]] = []
@@ -287,7 +287,7 @@ class _Layout:
             if cell is None:
                 inner = [s for s in self.live if span[0] <= s[0] and s[1] <= span[1]]
                 swallowed = [(s, self.live.pop(s)) for s in inner]
-                # Its own buffers may be written over: they are read before the end of the span.
+                # The span's own buffers may be overwritten, because they are read before the span ends.
                 own = [plane for _, old in swallowed for plane in old.planes]
                 cell, unused = self._allocate(span, own)
                 superseded += [(cell.store, plane) for plane in unused]
@@ -298,7 +298,7 @@ class _Layout:
             self.nodes[cell] = [(step, slot), *nodes[: len(cell.planes) - 1]]
             slots[cell] = slot
             cells[span[1]] = cell
-        for store, plane in superseded:  # others may use them from the next step on
+        for store, plane in superseded:  # other cells may use them from the next step on
             self.free[store].append(plane)
         return cells, slots, tuple(superseded)
 
@@ -328,7 +328,7 @@ class _Layout:
         return self.storage_of[kind]
 
     def _unread_after(self, step: int) -> tuple[tuple[int, int], ...]:
-        """Buffers that hold nothing anybody reads later; what takes their place is found when it is needed."""
+        """The buffers that no later step reads. Without extrapolation, `_forget` releases them at the next step."""
         frees = []
         for span, cell in list(self.live.items()):
             row = self.active[span[0]]

@@ -1,4 +1,4 @@
-"""Plans for the inputs that come: made once for each kind of them, within bounds on memory and on graphs."""
+"""Makes one plan for each kind of inputs, within bounds on memory and on graphs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ class Planner:
         graphs: int | None = None,
     ) -> None:
         """memory  how many bytes a plan may keep
-        graphs  how many programs it may have; the nearest lifetimes are made one for that
+        graphs  how many programs a plan may have; if it needs more, the nearest lifetimes are merged
         """
         self.schedule = schedule
         self._network = network
@@ -33,20 +33,20 @@ class Planner:
         self._memory = memory
         self._graphs = graphs
         self._chains: dict[Signature, Chain] = {}
-        self._plans: dict[Chain, tuple[Plan, str]] = {}  # and what was given up for the bounds
+        self._plans: dict[Chain, tuple[Plan, str]] = {}  # each with what was given up for the bounds
 
     @property
     def cache_bytes(self) -> int:
-        """What the largest of all plans keeps."""
+        """How many bytes the largest of all plans keeps."""
         return max((plan.cache_bytes for plan, _ in self._plans.values()), default=0)
 
     @property
     def given_up(self) -> str:
-        """For the bounds, by all plans; "" means nothing."""
+        """What all plans gave up for the bounds; "" means nothing."""
         return "; ".join(dict.fromkeys(lost for _, lost in self._plans.values() if lost))
 
     def plan(self, chain: Chain) -> tuple[Plan, str]:
-        """What the schedule means for such inputs, and what was given up for the bounds."""
+        """The plan for a chain, and what was given up for the bounds."""
         if chain not in self._plans:
             self._plans[chain] = self._bounded(chain)
         return self._plans[chain]
@@ -65,7 +65,7 @@ class Planner:
     def plan_or_none(
         self, signature: Signature, inputs: Sequence[Any], named: Mapping[str, Any], warn: Callable[[str], None]
     ) -> Plan | None:
-        """The plan, or None and a warning where the network cannot be looked at without running it."""
+        """The plan. If the network cannot be looked at without running it: None, and a warning."""
         try:
             chain = self.chain(signature, inputs, named)
         except ScheduleError:
