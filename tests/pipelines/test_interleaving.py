@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import (
+    PNDMScheduler,
     StableDiffusionImg2ImgPipeline,
     StableDiffusionPanoramaPipeline,
     StableDiffusionPipeline,
@@ -17,7 +18,7 @@ from torch import Tensor
 
 import tenuto
 from tenuto.errors import UsageError
-from tests.helpers.pipelines import QUIET, draw, picture, tiny
+from tests.helpers.pipelines import BETAS, QUIET, draw, picture, tiny
 
 pytestmark = QUIET
 BUDGET: dict[str, Any] = {"every": 4, "opening": False, "closing": 0}
@@ -77,6 +78,31 @@ def test_a_callback_that_draws_disturbs_neither_picture(inner: str) -> None:
             assert torch.equal(draw(pipe, "sd1", callback_on_step_end=paint), expected)
             assert torch.equal(drawn[0], plain)
         assert torch.equal(draw(pipe, "sd1"), expected)
+
+
+def test_a_loop_that_evaluates_once_more_than_asked_is_counted_right() -> None:
+    """PNDM, Stable Diffusion's own scheduler: the pipeline says nothing of the first of its steps."""
+    pipe = tiny("sd1")
+    pipe.scheduler = PNDMScheduler(**BETAS, skip_prk_steps=True)
+    with tenuto.accelerated(pipe, **BUDGET):
+        draw(pipe, "sd1")
+        summary = tenuto.summary(pipe)
+    assert summary.evaluations == summary.steps == 13
+    assert [step.work == 1 for step in summary.per_step] == [i % 4 == 0 for i in range(13)]
+
+
+def test_a_loop_that_never_says_that_it_goes_on_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = tiny("sd1")
+    with tenuto.accelerated(pipe, **BUDGET):
+        loop = pipe._tenuto
+        monkeypatch.setattr(loop, "_says_update", True)
+        pipe.scheduler.set_timesteps(12)
+        x, words = torch.randn(1, 4, 8, 8), torch.randn(1, 5, 16)
+        with torch.no_grad(), pipe.progress_bar(total=12):
+            for t in pipe.scheduler.timesteps:  # without bar.update()
+                noise = pipe.unet(x, t, encoder_hidden_states=words).sample
+                x = pipe.scheduler.step(noise, t, x).prev_sample
+        assert x.isfinite().all() and tenuto.summary(pipe).computed < 6
 
 
 def test_a_loop_of_no_step_is_left_to_the_pipeline() -> None:

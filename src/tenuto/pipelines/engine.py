@@ -69,6 +69,7 @@ class Loop:
         self.course = course
         self.in_full = ""  # why everything is computed, if it is
         self.told_to_go_on = False  # whether the loop says when a step is over, callbacks included
+        self.untold = 0  # the number of steps at the beginning after which it says nothing
         self.outside = False  # whether the scheduler's step is over and the loop has not gone on yet: callbacks run
         self.step = 0
         self.lanes: dict[tuple[str, int], Lane] = {}
@@ -78,7 +79,7 @@ class Loop:
     def advance(self) -> None:
         self.step += 1
         self._calls.clear()
-        self.outside = self.told_to_go_on
+        self.outside = self.told_to_go_on and self.step > self.untold
 
     def go_on(self) -> None:
         """The loop goes on with its next step: callbacks are over."""
@@ -199,7 +200,7 @@ class Enabled:
             loop.told_to_go_on = True
             return Watched(bar, loop.go_on, finish)
         if self._says_update and self.pipe.scheduler.order == 1:
-            loop.told_to_go_on = True
+            loop.told_to_go_on, loop.untold = True, steps - (total or steps)  # PNDM evaluates once more than asked
             vars(bar)["update"] = partial(_before, loop.go_on, bar.update)
         vars(bar)["close"] = partial(_after, bar.close, finish)
         return bar
@@ -260,8 +261,11 @@ class Enabled:
 
     def _stepped(self, scheduler: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        loop = self._current()
+        mine = self._loops.get(get_ident())
+        loop = mine[-1] if mine else None
         if loop is not None and loop.scheduler is scheduler:
+            if loop.outside:  # the loop went on without a word: from now on its calls are told apart by nothing
+                loop.told_to_go_on = False
             if kwargs.get("eta") and loop.holds:  # DDIM with eta > 0 adds noise at each step
                 self._compute_in_full(loop)
             loop.advance()
