@@ -58,11 +58,14 @@ def results_page(records: Sequence[Mapping[str, Any]], folder: str) -> str:
     """
     lines = [
         "# The paper's experiments, done again\n",
-        "Tenuto began as an implementation of a paper that decides from weights alone how long each part of a "
-        "diffusion model is computed before it is held for good. This page has every experiment of it, done on the "
-        "reference models that come with Tenuto: what the paper says, what was measured here, and whether the claim "
-        "holds. The models are small, so a claim that fails here may yet hold on large ones; and one that holds "
-        "here is no proof. `tenuto lab experiment NAME --checkpoint DIR` does any of them on another model.\n",
+        "Tenuto began as an implementation of a paper. The paper decides from the weights alone how long each part of "
+        "a diffusion model is computed before it is held for good. This page repeats every experiment of the paper on "
+        "the small models that come with Tenuto. Each section says what the paper claims, what was measured here, and "
+        "whether the claim holds.\n",
+        "The models are small. A claim that fails here may hold on large models, and a claim that holds here is no "
+        "proof. To repeat an experiment on another model, install the extra `lab` and run "
+        "`tenuto lab experiment NAME --checkpoint DIR`. (The commands under the tables are those of the commit that "
+        "they name; `tenuto experiment` is now `tenuto lab experiment`.)\n",
         "| experiment | the paper | here | comparisons that hold | samples × seeds |",
         "|---|---|---|---:|---:|",
     ]
