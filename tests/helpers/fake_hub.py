@@ -53,6 +53,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self._path()
+        if path.startswith("/api/models/") and "/revision/" in path:  # older clients ask whether it stores by Xet
+            known = path.removeprefix("/api/models/").partition("/revision/")[0] in self.server.repositories
+            return self._json({"id": "owner/name", "xetEnabled": False}) if known else self._fail(404, "RepoNotFound")
         repository, _, rest = path.strip("/").partition("/resolve/")
         revision, _, name = rest.partition("/")
         commits = self.server.repositories.get(repository)
