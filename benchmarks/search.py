@@ -67,7 +67,7 @@ def grid_of(model: Model, kind: str, steps: int) -> Grid:
     final = float(solver.final_alpha_cumprod)
     if kind == "ddim":
         solver.set_timesteps(steps)
-        times = solver.timesteps.double().numpy()
+        times = solver.timesteps.double().numpy().clip(0, len(kept) - 1)
         levels = sigmas[times.astype(int)]
     else:
         if kind == "karras":
@@ -212,7 +212,24 @@ def drawn(rng: random.Random) -> Scheme:
     )
 
 
-PRESENT = Scheme("noise", 0.0, 4, 7.0, 0.75, "mix", 0.0, 1.0, 3)  # the first edition's default, nearly
+BASE = Scheme("noise", 1.0, 3, 4.0, 0.75, "mix", 0.5, 1.0, 1)
+KEPT, SHARES, VARIABLES, MIXTURES = ("noise", "clean"), (None, 0.75, 1.0), (0.0, 1.0), (0.25, 0.5)
+SCHEMES = [
+    *(
+        replace(BASE, kept=kept, share=share, variable=variable, mixed=mixed)
+        for kept, share, variable, mixed in itertools.product(KEPT, SHARES, VARIABLES, MIXTURES)
+    ),
+    *(
+        replace(BASE, kept=kept, share=share, variable=variable, points=4)
+        for kept, share, variable in itertools.product(KEPT, SHARES[1:], VARIABLES)
+    ),
+    *(
+        replace(BASE, kept=kept, share=None, variable=variable, points=2, mixed=0.25)
+        for kept, variable in itertools.product(KEPT, VARIABLES)
+    ),
+    *(replace(BASE, kept=kept, points=4, bound=7.0) for kept in KEPT),
+    *(replace(BASE, kept=kept, closing=0) for kept in KEPT),
+]
 
 
 def main(
@@ -222,8 +239,9 @@ def main(
     counts: Annotated[str, typer.Option(help="Numbers of evaluations, with commas between.")] = "7,10,16",
     guidances: Annotated[str, typer.Option(help="Scales, with commas between.")] = "1.5,5",
     samples: Annotated[int, typer.Option(min=1)] = 16,
-    trials: Annotated[int, typer.Option(min=1, help="Random schemes for each case.")] = 300,
+    trials: Annotated[int, typer.Option(min=0, help="Random schemes for each case.")] = 300,
     seconds: Annotated[float, typer.Option(help="Stop after so many.")] = 400,
+    converging: Annotated[int, typer.Option(help="Plain steps of the converged run.")] = CONVERGED,
     seed: Annotated[int, typer.Option()] = 0,
     device: Annotated[str, typer.Option()] = "cuda" if torch.cuda.is_available() else "cpu",
 ) -> None:
@@ -234,7 +252,7 @@ def main(
     for name, guidance in itertools.product(networks.split(","), map(float, guidances.split(","))):
         model = tenuto.load(name, device=torch.device(device), dtype=torch.float32)
         network, x = network_of(model, samples, guidance)
-        converged = full(network, grid_of(model, "ddim", CONVERGED), x)
+        converged = full(network, grid_of(model, "ddim", converging), x)
         for kind, steps in (one.split("-") for one in grids.split(",")):
             grid = grid_of(model, kind, int(steps))
             whole = full(network, grid, x)
@@ -245,7 +263,7 @@ def main(
                 case["plain"] = [float(psnr(few, one).mean()) for one in (whole, converged)]
                 cases.append({**case, "rows": [], "state": (network, grid, x, whole, converged)})
                 print(f"{time.monotonic() - began:.0f} s {case}", flush=True)
-    schemes = [PRESENT, replace(PRESENT, closing=0), Scheme(), *(drawn(rng) for _ in range(trials))]
+    schemes = [*SCHEMES, *(drawn(rng) for _ in range(trials))]
     for number, scheme in enumerate(schemes):  # scheme by scheme, so that every case has tried the same ones
         if time.monotonic() - began > seconds:
             break
@@ -256,13 +274,13 @@ def main(
             got = run(network, grid, scheme, placed(grid, scheme, case["count"]), x)
             values = [psnr(got, one).mean() for one in (whole, converged)]
             case["rows"].append([number, *torch.stack(values).tolist()])
-    record["schemes"] = [asdict(one) for one in schemes]
-    record["cases"] = [{key: value for key, value in case.items() if key != "state"} for case in cases]
-    write_json(out, record)
+        record["schemes"] = [asdict(one) for one in schemes[: number + 1]]
+        record["cases"] = [{key: value for key, value in case.items() if key != "state"} for case in cases]
+        write_json(out, record)
     for case in record["cases"]:
         best = max(case["rows"], key=lambda row: row[1]), max(case["rows"], key=lambda row: row[2])
         head = f"{case['network']} g{case['guidance']} {case['grid']}-{case['steps']} N={case['count']}"
-        print(head, "plain", case["plain"], "present", case["rows"][0][1:], "best", [b[1:] for b in best])
+        print(head, "plain", case["plain"], "present", case["rows"][0][1:], "best", [b[1:] for b in best], flush=True)
 
 
 if __name__ == "__main__":
