@@ -26,12 +26,12 @@ from tenuto.runtime.residual import Branch, plain
 from tenuto.runtime.units.holding import Unplanned
 from tenuto.sampling.masked import MaskedSampling, encoded, sampling_for, write_tokens
 from tenuto.sampling.pictures import generate
-from tenuto.scheduling.refresh import degree_for, like
+from tenuto.scheduling.refresh import like
 from tenuto.scheduling.schedule import Predict, Schedule
 
 AGREE = 0.95  # a schedule is safe if at least this share of the worst text's tokens agree
 SHARES = (8, 6, 5, 4, 3, 2)  # one step of so many is computed in the schedules that are tried for a safe one
-LINEAR: Predict = "linear"
+DEGREES: tuple[Predict, ...] = ("quadratic", "linear")
 WORDS = (
     (40.0, "cannot be told from those of the full run"),
     (ALIKE, "differ from those of the full run in ways that are hard to see"),
@@ -241,7 +241,7 @@ def safe_alternative(check_one: Callable[[Schedule], Check], schedule: Schedule)
         like(schedule, count, predict)
         for count in dict.fromkeys(max(2, round(schedule.steps / share)) for share in SHARES)
         if count < schedule.steps
-        for predict in dict.fromkeys((degree_for(count), LINEAR))
+        for predict in DEGREES
     ]
     candidates.sort(key=lambda one: (round(abs(one.budget - schedule.budget), 9), one.budget))
     tried = (check_one(one) for one in candidates if one != schedule)

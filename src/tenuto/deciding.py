@@ -201,7 +201,7 @@ def family_of(subject: Subject) -> Architecture | None:
 
 def advice(made: Schedule, text: bool) -> str | None:
     """A warning about a schedule that is worth less than it seems; None if there is nothing to warn about."""
-    from tenuto.scheduling.refresh import LEAST, MANY
+    from tenuto.scheduling.refresh import LEAST
 
     idle = int((~made.active).all(axis=0).sum())
     if text and made.rows == "none" and idle:
@@ -213,6 +213,6 @@ def advice(made: Schedule, text: bool) -> str | None:
     if not text and idle and refreshes < LEAST:
         return (
             f"Only {refreshes} of {made.steps} steps compute everything, which is too few to extrapolate from: "
-            f"a good solver with {max(refreshes, 5)} to {MANY} full steps (dpm++) may serve you better."
+            f"a good solver with {max(refreshes, 5)} to {2 * LEAST} full steps (dpm++) may serve you better."
         )
     return None

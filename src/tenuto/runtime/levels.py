@@ -155,8 +155,16 @@ def _probe(scheduler: Any, first: int, steps: int) -> tuple[Any, Tensor]:
     probe.is_scale_input_called = True  # otherwise some schedulers warn that their input was not scaled
     if hasattr(probe, "set_begin_index"):
         probe.set_begin_index(first)
-    if hasattr(probe, "_step_index"):
-        probe._step_index = None
+    # What a running scheduler remembers of its last steps belongs to another sample.
+    fresh = {"_step_index": None, "lower_order_nums": 0, "ets": [], "counter": 0, "cur_model_output": 0}
+    fresh |= {
+        "cur_sample": None,
+        "last_sample": None,
+        "model_outputs": [None] * len(getattr(probe, "model_outputs", ())),
+    }
+    for name, value in fresh.items():
+        if hasattr(probe, name):
+            setattr(probe, name, value)
     return probe, torch.as_tensor(probe.timesteps)[first : first + steps].cpu()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-STEADY = 7.0  # the largest Σ|w|: a parabola may extrapolate as far as its refreshes lie apart
+STEADY = 4.0  # the largest Σ|w|
 
 
 def polynomial_weights(nodes: Sequence[float], at: float) -> list[float]:

@@ -1,19 +1,19 @@
 """Holds the output of a network where the sampler reads it: at the scheduler's step.
 
 At a refresh the scheduler is given the computed output. At the steps in between, the output is predicted. What is
-predicted is the clean estimate, because it changes least from step to step. The output that belongs to it follows from
-the sample at hand (tenuto.runtime.levels). If the levels of a scheduler are not known, its outputs are predicted as
-they are.
+predicted is the network's estimate of the clean picture. The output that belongs to it follows from the sample at hand
+(tenuto.runtime.levels). If there are few evaluations, the estimate of the noise is predicted instead, and nothing is
+corrected: this is less accurate, but it never fails under strong guidance. If the levels of a scheduler are not known,
+its outputs are predicted as they are. `python -m benchmarks.search` is where this was found.
 
 Correction. At a refresh the values in between can be interpolated, which is more accurate than extrapolating them. So
 the scheduler takes the steps since the last refresh once more, from the state and the sample it had there, and goes on
 from the corrected sample: a predictor-corrector method that costs no evaluation. The refreshed value was computed from
-a sample that was slightly wrong. From the right sample, the network would have seen the same picture and more or less
-noise. So its clean estimate stays, and its output follows the sample.
+a sample that was slightly wrong. From the right sample, the network would have taken a part of the difference for
+noise, and the rest for a change of the picture: at high noise almost all for noise, at low noise almost all for picture.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from tenuto.errors import ScheduleError
 from tenuto.runtime.levels import Levels, Nature
 from tenuto.runtime.prediction import polynomial_weights, weighted
 
+FEW = 9  # evaluations; with fewer, noise is predicted
 Step = Callable[[Tensor, Tensor], Any]  # (output, sample) -> what the scheduler's step returns
 
 
@@ -38,9 +39,14 @@ class Stepping:
         self._computed = list(computed)
         self._order = order
         self._levels = nature.levels
-        self._variable = variable_of(nature.levels, len(self._computed))
+        self._few = sum(self._computed) < FEW
+        self._places = places_of(nature.levels, len(self._computed))
         self._asked_to_correct = corrected
-        self.uncorrected_because = "" if nature.levels is not None or not corrected else nature.why_unknown
+        self.uncorrected_because = ""
+        if corrected and nature.levels is None:
+            self.uncorrected_because = nature.why_unknown
+        elif corrected and self._few:
+            self.uncorrected_because = f"there are fewer than {FEW} evaluations"
         self.most_bytes = 0  # kept at once so far
         self.forget()
 
@@ -72,12 +78,16 @@ class Stepping:
             self.uncorrected_because = f"the output is {list(output.shape)} and the sample {list(sample.shape)}"
         self._dtype = output.dtype
         value = self._value(step, output, sample)
-        if self._since and self.corrects:
+        if self._since and self.corrects and self._levels is not None:
             self._touched |= not self._came_back(sample)
-            sample = self._corrected(step, value, sample)
+            before, sample = sample, self._corrected(step, value, sample)
+            a, noise = self._levels.mixed[step]
+            taken_for_picture = a / (a**2 + noise**2)  # exact for pictures of unit variance
+            value = torch.add(value, (sample - before).to(value.dtype), alpha=taken_for_picture)
             output = self._output(step, value, sample)
         self._since, self._touched = [], False
-        self._kept = [*self._kept, (step, value)][-(self._order + 1) :]
+        others = [one for one in self._kept if self._places[one[0]] != self._places[step]]
+        self._kept = [*others, (step, value)][-(self._order + 1) :]
         result = take(output, sample)
         if self.corrects and self._computed[step + 1 : step + 2] == [False]:
             self._state, self._after = snapshot(self._scheduler), sample_in(result).clone()
@@ -118,23 +128,30 @@ class Stepping:
         return sample
 
     def _polynomial(self, known: Sequence[tuple[int, Tensor]], step: int) -> Tensor:
-        weights = polynomial_weights([self._variable[node] for node, _ in known], self._variable[step])
-        return weighted([value for _, value in known], weights)
+        """The value at a step, of the polynomial through known ones. Of two at one place, the later counts."""
+        at = {self._places[node]: value for node, value in known}
+        return weighted(list(at.values()), polynomial_weights(list(at), self._places[step]))
 
     def _value(self, step: int, output: Tensor, sample: Tensor) -> Tensor:
-        """What is kept of an output: the clean estimate, in float32 at least."""
+        """What is kept of an output: the clean estimate or the noise, in float32 at least."""
         wide = torch.promote_types(output.dtype, torch.float32)
         if self._levels is None:
             return output.to(wide, copy=True)
-        p, q = self._levels.estimated[step]
+        p, q = self._parts(step)
         return torch.add(p * sample.to(wide), output.to(wide), alpha=q)
 
     def _output(self, step: int, value: Tensor, sample: Tensor) -> Tensor:
         """The output that belongs to a kept value and a sample."""
         if self._levels is None:
             return value.to(self._dtype)
-        p, q = self._levels.estimated[step]
+        p, q = self._parts(step)
         return torch.add(value / q, sample.to(value.dtype), alpha=-p / q).to(self._dtype)
+
+    def _parts(self, step: int) -> tuple[float, float]:
+        """(p, q): what is kept is p · sample + q · output."""
+        assert self._levels is not None
+        (a, s), (p, q) = self._levels.mixed[step], self._levels.estimated[step]
+        return ((1 - a * p) / s, -a * q / s) if self._few else (p, q)
 
     def _note(self, result: Any) -> None:
         sample = sample_in(result)
@@ -145,13 +162,13 @@ class Stepping:
         return self._returned is not None and sample is self._returned[0] and writes(sample) == self._returned[1]
 
 
-def variable_of(levels: Levels | None, steps: int) -> Sequence[float]:
-    """The variable of the polynomials: the log-SNR, or the number of the step where levels repeat or are unknown."""
-    if levels is None:
-        return range(steps)
-    log_snr = levels.log_snr
-    strictly = all(one < other for one, other in pairwise(log_snr))
-    return log_snr if strictly else range(steps)
+def places_of(levels: Levels | None, steps: int) -> list[int]:
+    """The variable of the polynomials: the number of the step. Steps at one noise level (Heun's) share one place."""
+    mixed = None if levels is None else levels.mixed
+    places = [0]
+    for step in range(1, steps):
+        places.append(places[-1] + (mixed is None or mixed[step] != mixed[step - 1]))
+    return places
 
 
 def sample_in(result: Any) -> Tensor:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-MIXED = 0.5  # share of the noise level in the mixture; the rest is the step's number
+MANY = 16  # evaluations
+MIXED, MIXED_IF_FEW = 0.5, 0.25  # share of the noise level in the mixture, with so many or more evaluations, and fewer
 
 
 def placed(steps: int, evaluations: int, log_snr: Sequence[float] | None = None) -> NDArray[np.bool_]:
@@ -20,26 +21,22 @@ def placed(steps: int, evaluations: int, log_snr: Sequence[float] | None = None)
     """
     if evaluations >= steps:
         return np.ones(steps, dtype=bool)
-    progress = _progress(steps, log_snr)
-    chosen = {0} if evaluations == 1 else {0, steps - 1}
-    for aims in range(evaluations - 1, steps):  # if two aims fall on one step, there must be more aims
-        found = {int(np.abs(progress - aim).argmin()) for aim in np.linspace(0, 1, max(2, aims))[:-1]}
-        if len(chosen | found) >= evaluations > 1:
-            chosen |= found
-            break
-    order = sorted(chosen)
-    while len(order) > evaluations:  # leave out where the gap that opens is the smallest
-        gaps = [progress[order[i + 1]] - progress[order[i - 1]] for i in range(1, len(order) - 1)]
-        del order[1 + int(np.argmin(gaps))]
+    progress = _progress(steps, log_snr, MIXED if evaluations >= MANY else MIXED_IF_FEW)
+    aims = np.linspace(0, 1, evaluations)
+    order, last = [], -1
+    for number, aim in enumerate(aims):
+        nearest = int(np.abs(progress - aim).argmin())
+        last = min(max(nearest, last + 1), steps - evaluations + number)  # two aims may fall on one step
+        order.append(last)
     computed = np.zeros(steps, dtype=bool)
     computed[order] = True
     return computed
 
 
-def _progress(steps: int, log_snr: Sequence[float] | None) -> NDArray[np.float64]:
+def _progress(steps: int, log_snr: Sequence[float] | None, mixed: float) -> NDArray[np.float64]:
     """How far along each step is, from 0 to 1."""
     number = np.arange(steps) / max(1, steps - 1)
     if log_snr is None or not log_snr[-1] > log_snr[0]:
         return number
     level = np.maximum.accumulate(np.asarray(log_snr, dtype=np.float64))
-    return (1 - MIXED) * number + MIXED * (level - level[0]) / (level[-1] - level[0])
+    return (1 - mixed) * number + mixed * (level - level[0]) / (level[-1] - level[0])

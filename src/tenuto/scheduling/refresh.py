@@ -14,7 +14,6 @@ from tenuto.scoring.units import Subject
 
 BUDGET = 0.25
 LEAST = 6  # evaluations that a budget leaves at least: with fewer, pictures fall apart
-MANY = 10  # evaluations from which on prediction is cubic
 
 
 def refresh(
@@ -34,7 +33,7 @@ def refresh(
     evaluations  how many steps are computed; placed by the noise levels, if those are known
     every        instead: compute the first of every R steps
     budget       instead: the share of the steps to compute, but at least six
-    predict      by default cubic, through the last four refreshes; quadratic with fewer than ten
+    predict      by default quadratic, through the last three refreshes
     keep         by default the network's output, which takes little memory, and almost no time at steps in between.
                  branch and update keep every unit by itself: this takes longer
     correction   whether a refresh corrects what was predicted since the last refresh; by default if the output is kept
@@ -59,7 +58,7 @@ def refresh(
     policy = {"name": "refresh", "evaluations": count, "every": every, "budget": budget}
     corrected = keep == "output" if correction is None else correction
     active = np.tile(computed, (len(subject.units), 1))
-    return make(subject, active, predict or degree_for(count), keep, policy, corrected=corrected)
+    return make(subject, active, predict or "quadratic", keep, policy, corrected=corrected)
 
 
 def check_evaluations(evaluations: int) -> None:
@@ -76,13 +75,15 @@ def like(schedule: Schedule, evaluations: int, predict: Predict | None = None) -
     """The default kind of schedule for the same model and steps, with this number of evaluations."""
     active = np.tile(placed(schedule.steps, evaluations), (len(schedule.units), 1))
     policy = {"name": "refresh", "evaluations": evaluations, "every": None, "budget": None}
-    predict = predict or degree_for(evaluations)
-    return replace(schedule, active=active, predict=predict, keep="output", policy=policy, rows="none", corrected=True)
-
-
-def degree_for(evaluations: int) -> Predict:
-    """The degree of the polynomial: the more evaluations, the higher."""
-    return "cubic" if evaluations >= MANY else "quadratic"
+    return replace(
+        schedule,
+        active=active,
+        predict=predict or "quadratic",
+        keep="output",
+        policy=policy,
+        rows="none",
+        corrected=True,
+    )
 
 
 def refresh_pattern(units: int, steps: int, every: int, closing: int = 0) -> NDArray[np.bool_]:
