@@ -41,6 +41,10 @@ class Request:
             raise UsageError("Give a budget, a number of evaluations or a speed-up, not two of them.")
         if self.evaluations is not None:
             check_evaluations(self.evaluations)
+        for name, _ in self.options:
+            if not any(name in kind.options for kind in deciding.POLICIES.values()):
+                known = sorted({name for kind in deciding.POLICIES.values() for name in kind.options})
+                raise UsageError(f"There is no option {name!r}; the options of policies are {', '.join(known)}.")
 
     def schedule(self, subject: Subject, steps: int, log_snr: Sequence[float] | None = None) -> Schedule:
         options = dict(self.options)

@@ -10,7 +10,7 @@ Correction. At a refresh the values in between can be interpolated, which is mor
 the scheduler takes the steps since the last refresh once more, from the state and the sample it had there, and goes on
 from the corrected sample: a predictor-corrector method that costs no evaluation. The refreshed value was computed from
 a sample that was slightly wrong. From the right sample, the network would have taken a part of the difference for
-noise, and the rest for a change of the picture: at high noise almost all for noise, at low noise almost all for picture.
+noise, and the rest for a change of the picture: at high noise almost all for noise, at low noise more for picture.
 """
 
 from collections.abc import Callable, Sequence
