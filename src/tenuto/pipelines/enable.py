@@ -166,6 +166,12 @@ def summary(pipe: Any) -> Summary:
     return (ran or enabled)[-1].summary()
 
 
+def state_of(pipe: Any) -> Enabled | None:
+    """The engine of an enabled pipeline; None if it is not enabled."""
+    state = vars((inner_pipelines(pipe) or [pipe])[0]).get(STATE)
+    return state if isinstance(state, Enabled) else None
+
+
 def _enabled(pipe: Any) -> list[Enabled]:
     states = [vars(part).get(STATE) for part in inner_pipelines(pipe) or [pipe]]
     enabled = [state for state in states if isinstance(state, Enabled)]

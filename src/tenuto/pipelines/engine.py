@@ -79,7 +79,7 @@ class Engine:
         self._watched.clear()
 
     def summary(self) -> Summary:
-        return summarise(self.name, self.denoisers, self.last)
+        return summarise(self.name, self.request.asked, self.denoisers, self.last)
 
     def scheduler(self) -> Any:
         """The scheduler whose timesteps the next loop takes."""
@@ -301,6 +301,6 @@ def evaluations_of(pipe: Any, scheduler: Any, iterable: Any, total: int | None) 
     if total is None:
         return timesteps
     known = timesteps_told(pipe)  # outdated if the user runs a loop of their own
-    if known is not None and total <= known <= total * order + 1:
+    if known is not None and total <= known and (known == timesteps or known <= total * order + 1):
         return known
     return min(timesteps, total * order)

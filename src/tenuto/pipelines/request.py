@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from tenuto import deciding
 from tenuto.errors import UsageError
 from tenuto.runtime.executor import Mode
-from tenuto.scheduling.refresh import check_evaluations
+from tenuto.scheduling.refresh import BUDGET, check_evaluations
 from tenuto.scheduling.schedule import Schedule
 from tenuto.scoring.units import Subject
 
@@ -55,6 +55,22 @@ class Request:
         return deciding.schedule(
             subject, steps, budget=self.budget, speedup=self.speedup, policy=self.policy, **options
         )
+
+    def settings(self) -> dict[str, Any]:
+        """The request as arguments of `enable`."""
+        own = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("given", "options")}
+        return {"schedule": self.given, **own, **dict(self.options)}
+
+    @property
+    def asked(self) -> str:
+        """The request in words."""
+        if self.given is not None:
+            return f"a schedule of {self.given.steps} steps"
+        if self.evaluations is not None:
+            return f"{self.evaluations} evaluations"
+        if self.speedup is not None:
+            return f"{self.speedup:g} times as fast"
+        return f"a budget of {BUDGET if self.budget is None else self.budget:g}"
 
     @property
     def ranked(self) -> bool:
