@@ -13,7 +13,7 @@ from torch import Tensor
 from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto_lab.rivals import dynamic, whole_output
-from tenuto_lab.rivals.noise_prediction import Denoiser
+from tenuto_lab.rivals.noise_prediction import Denoiser, timed_each
 from tenuto_lab.rivals.solvers import ORDERS, Setting, sample, settings
 
 SOLVERS = tuple(Setting(method, order).solver for method, orders in ORDERS.items() for order in orders)
@@ -27,12 +27,14 @@ class RivalPoint(NamedTuple):
 
     evaluations  of the network, both halves of guidance together; a share of one if only some blocks were computed
     x            the samples [B, C, H, W], or the reason why there are none
+    seconds      that this draw took, without a search for its threshold. Rivals run eagerly, without CUDA graphs
     """
 
     name: str
     setting: str
     evaluations: float
     x: Tensor | str
+    seconds: float = 0.0
 
 
 def rival_points(
@@ -79,24 +81,28 @@ def best_points(points: Iterable[RivalPoint], judge: Callable[[Tensor], float]) 
 def _solver_points(
     name: str, model: Model, conditions: Sequence[Any], noise: Tensor, T: int, N: int, guidance: float | None
 ) -> Iterator[RivalPoint]:
-    for setting in settings():
-        if setting.solver != name:
-            continue
-        denoiser = Denoiser(model, conditions, guidance)
-        try:
-            x = sample(denoiser, denoiser.noise, noise, setting, N)
-        except UsageError as reason:  # the levels have no N different steps
-            yield RivalPoint(name, str(setting), 0, str(reason))
-            continue
-        yield RivalPoint(name, str(setting), denoiser.evaluations, x)
+    denoiser = Denoiser(model, conditions, guidance)
+    chosen = [setting for setting in settings() if setting.solver == name]
+    drawn = (_tried(denoiser, noise, setting, N) for setting in chosen)
+    for setting, (x, seconds) in zip(chosen, timed_each(drawn, noise.device), strict=True):
+        yield RivalPoint(name, str(setting), denoiser.evaluations, x, seconds)
+        denoiser.evaluations = 0
+
+
+def _tried(denoiser: Denoiser, noise: Tensor, setting: Setting, N: int) -> Tensor | str:
+    try:
+        return sample(denoiser, denoiser.noise, noise, setting, N)
+    except UsageError as reason:  # the levels have no N different steps
+        return str(reason)
 
 
 def _whole_output_points(
     name: str, model: Model, conditions: Sequence[Any], noise: Tensor, T: int, N: int, guidance: float | None
 ) -> Iterator[RivalPoint]:
     denoiser = Denoiser(model, conditions, guidance)
-    for cache, x in whole_output.draws(name, denoiser, denoiser.noise, noise, T, N):
-        yield RivalPoint(name, str(cache), denoiser.evaluations, x)
+    drawn = whole_output.draws(name, denoiser, denoiser.noise, noise, T, N)
+    for (cache, x), seconds in timed_each(drawn, noise.device):
+        yield RivalPoint(name, str(cache), denoiser.evaluations, x, seconds)
         denoiser.evaluations = 0
 
 
@@ -107,4 +113,5 @@ def _dynamic_points(
         if isinstance(drawn, str):
             yield RivalPoint(name, "", 0, drawn)
         else:
-            yield RivalPoint(name, drawn.setting, drawn.evaluations, drawn.x)
+            setting, run = drawn
+            yield RivalPoint(name, setting, run.evaluations, run.x, run.seconds)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from tenuto_lab.rivals.common import Rival
 from tenuto_lab.rivals.dual_block import DualBlock
 from tenuto_lab.rivals.easy_cache import EasyCache, Hold
 from tenuto_lab.rivals.first_block import FirstBlock, first_block
-from tenuto_lab.rivals.noise_prediction import Denoiser
+from tenuto_lab.rivals.noise_prediction import Denoiser, timed_each
 from tenuto_lab.rivals.solvers import course, integrate
 from tenuto_lab.rivals.token_caches import Calibration, MovedInput, MovedSize, TokenCache, filtered
 from tenuto_lab.rivals.trunk import why_not
@@ -36,13 +36,12 @@ NAMES = (*TOKEN_CACHES, "EasyCache", *BLOCK_CACHES)
 Make = Callable[[float], Rival]  # threshold -> cache
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """The samples of a cache at one setting, and their cost."""
+class Run(NamedTuple):
+    """The samples of a cache, and what they cost."""
 
-    setting: str
     evaluations: float
     x: Tensor
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -60,12 +59,14 @@ class Case:
         assert self.model.noise is not None
         return self.model.noise
 
-    def draw(self, rival: Rival) -> tuple[float, Tensor]:
-        """The cost in evaluations, and the samples."""
+    def draw(self, rival: Rival) -> Run:
         rival.forget()
         denoiser = Denoiser(self.model, self.wanted, self.guidance, rival)
-        x = integrate(denoiser, course(self.levels, full_run(self.levels), self.steps), self.noise)
-        return rival.flop_work(self.model.units) * self.steps if rival.met else float(self.steps), x
+        path = course(self.levels, full_run(self.levels), self.steps)
+        runs = (integrate(denoiser, path, noise) for noise in [self.noise])
+        x, seconds = next(timed_each(runs, self.noise.device))
+        cost = rival.flop_work(self.model.units) * self.steps if rival.met else float(self.steps)
+        return Run(cost, x, seconds)
 
 
 def unable(name: str, model: Model) -> str | None:
@@ -79,36 +80,36 @@ def unable(name: str, model: Model) -> str | None:
     return None
 
 
-def draws(name: str, case: Case, evaluations: float) -> Iterator[Drawn | str]:
-    """The samples of a cache with each of its settings that costs about N evaluations; a reason if it cannot run."""
+def draws(name: str, case: Case, evaluations: float) -> Iterator[tuple[str, Run] | str]:
+    """Each setting of a cache that costs about N evaluations, with its samples; a reason if the cache cannot run."""
     if (reason := unable(name, case.model)) is not None:
         yield reason
         return
     found = False
     for setting, make in _settings(name, case, evaluations):
-        threshold, cost, x = at_cost(lambda one, make=make: case.draw(make(one)), evaluations)  # type: ignore[misc]
-        if abs(cost - evaluations) <= max(FAR, evaluations / 5):
+        threshold, run = at_cost(lambda one, make=make: case.draw(make(one)), evaluations)  # type: ignore[misc]
+        if abs(run.evaluations - evaluations) <= max(FAR, evaluations / 5):
             found = True
-            yield Drawn(", ".join(filter(None, [setting, f"threshold {threshold:.3g}"])), cost, x)
+            yield ", ".join(filter(None, [setting, f"threshold {threshold:.3g}"])), run
     if not found:
         yield f"no threshold costs about {evaluations:g} of {case.steps} evaluations"
 
 
-def at_cost(run: Callable[[float], tuple[float, Tensor]], wanted: float) -> tuple[float, float, Tensor]:
-    """The threshold whose run costs nearest to what is wanted, its cost and its samples.
+def at_cost(run: Callable[[float], Run], wanted: float) -> tuple[float, Run]:
+    """The threshold whose run costs nearest to what is wanted, and its run.
 
     A higher threshold costs less, so a bisection finds it.
     """
     low, high = math.log(LOWEST), math.log(HIGHEST)
-    nearest: tuple[float, float, Tensor] | None = None
+    nearest: tuple[float, Run] | None = None
     for _ in range(TRIES):
         threshold = math.exp((low + high) / 2)
-        cost, x = run(threshold)
-        if nearest is None or abs(cost - wanted) < abs(nearest[1] - wanted):
-            nearest = threshold, cost, x
-        if abs(cost - wanted) < NEAR:
+        one = run(threshold)
+        if nearest is None or abs(one.evaluations - wanted) < abs(nearest[1].evaluations - wanted):
+            nearest = threshold, one
+        if abs(one.evaluations - wanted) < NEAR:
             break
-        low, high = ((low + high) / 2, high) if cost > wanted else (low, (low + high) / 2)
+        low, high = ((low + high) / 2, high) if one.evaluations > wanted else (low, (low + high) / 2)
     assert nearest is not None
     return nearest
 

@@ -3,8 +3,9 @@
 Solvers and whole-output caches need nothing else. The function counts how often it evaluates the network.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from tenuto.models import Model
 from tenuto.models.architecture import NoiseLevels
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.pictures import guide
+
+Item = TypeVar("Item")
 
 
 class Denoise(Protocol):
@@ -67,3 +70,17 @@ def conditions_of(model: Model, wanted: Sequence[Any], guided: bool) -> tuple[An
     _, height, width = model.config.sample_shape
     sizes = torch.tensor([height, width, 0, 0, height, width], device=model.device).expand(len(texts), -1)
     return tokens.to(model.dtype), {"text_embeds": pooled.to(model.dtype), "time_ids": sizes.to(model.dtype)}
+
+
+def timed_each(items: Iterable[Item], device: torch.device) -> Iterator[tuple[Item, float]]:
+    """Each item, and the seconds until it was there and the device had finished."""
+    remaining = iter(items)
+    while True:
+        start = time.perf_counter()
+        try:
+            item = next(remaining)
+        except StopIteration:
+            return
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        yield item, time.perf_counter() - start

@@ -36,7 +36,7 @@ def test_every_rival_draws_with_n_evaluations(name: str, model: Model, noise: An
         if isinstance(point.x, str):
             assert point.x.endswith(".") or "evaluations" in point.x
             continue
-        assert point.x.shape == noise.shape and point.x.dtype == torch.float32
+        assert point.x.shape == noise.shape and point.x.dtype == torch.float32 and point.seconds > 0
         if name in DYNAMIC:
             assert abs(point.evaluations - EVALUATIONS) <= 2
         else:

@@ -15,7 +15,7 @@ from tenuto.models.diffusers.attachment import attach
 from tenuto.models.uvit import UViT, UViTConfig
 from tenuto_lab.rivals import FirstBlock, first_block
 from tenuto_lab.rivals.dual_block import DualBlock
-from tenuto_lab.rivals.dynamic import NAMES, Case, at_cost, draws, unable
+from tenuto_lab.rivals.dynamic import NAMES, Case, Run, at_cost, draws, unable
 from tenuto_lab.rivals.easy_cache import EasyCache
 from tenuto_lab.rivals.noise_prediction import Denoiser
 from tenuto_lab.rivals.solvers import sample
@@ -225,10 +225,14 @@ def test_the_threshold_for_a_cost_is_found() -> None:
 
     def run(threshold: float) -> Any:
         runs.append(threshold)
-        return 50 / (1 + 10 * threshold), torch.zeros(1)
+        return Run(50 / (1 + 10 * threshold), torch.zeros(1))
 
-    threshold, cost, _ = at_cost(run, 10)
-    assert cost == pytest.approx(10, abs=0.25) and threshold == pytest.approx(0.4, rel=0.1) and len(runs) <= 12
+    threshold, found = at_cost(run, 10)
+    assert (
+        found.evaluations == pytest.approx(10, abs=0.25)
+        and threshold == pytest.approx(0.4, rel=0.1)
+        and len(runs) <= 12
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -239,16 +243,17 @@ def test_every_cache_draws_at_about_n_evaluations(name: str, kind: str, checkpoi
     assert found
     for drawn in found:
         assert not isinstance(drawn, str), drawn
-        assert drawn.x.shape == one.noise.shape and abs(drawn.evaluations - 8) <= 2 and "threshold" in drawn.setting
+        setting, run = drawn
+        assert run.x.shape == one.noise.shape and abs(run.evaluations - 8) <= 2 and "threshold" in setting
 
 
 def test_a_cache_at_full_cost_is_the_full_run(checkpoint: Path) -> None:
     model = tenuto.load(str(checkpoint))
     one = case(model)
-    cost, x = one.draw(DualBlock(model.network, UNITS, 0.0))
+    cost, x, seconds = one.draw(DualBlock(model.network, UNITS, 0.0))
     denoiser = Denoiser(model, one.wanted)
     torch.testing.assert_close(x, sample(denoiser, denoiser.noise, one.noise, full_run(denoiser.noise), 12))
-    assert cost == 12
+    assert cost == 12 and seconds > 0
 
 
 def test_a_cache_that_cannot_run_on_a_unet_says_why() -> None:
