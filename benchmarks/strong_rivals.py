@@ -8,7 +8,7 @@ of T steps and once by dB to the converged run, so no choice of a setting stands
 Results are written after each case.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,11 +17,12 @@ import typer
 from torch import Tensor
 
 import tenuto
-from benchmarks.places import results_of
+from benchmarks.places import ROOT, results_of
 from tenuto.files import read_json, write_json, write_text
-from tenuto.models import Model
+from tenuto.models import SHIPPED, Model
 from tenuto.provenance import origin, provenance
 from tenuto.quality import psnr
+from tenuto.sampling.pictures import decode, vae_of
 from tenuto_lab.frontier.cases import asked_for
 from tenuto_lab.frontier.named_rivals import noise_of
 from tenuto_lab.judging.statistics import mean_interval
@@ -48,14 +49,22 @@ def measure(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """For each number of evaluations and each rival, the best point for each goal, or the reason why there is none."""
     wanted, noise = asked_for(model, samples)[1], noise_of(model, seed, samples)
+    vae = vae_of(model)
+
+    def shown(x: Tensor) -> Tensor:
+        return x if vae is None else decode(x, vae)
+
     steps = {"full": STEPS, "converged": CONVERGED}
-    goals = {goal: drawn_in_full(model, wanted, noise, count, guidance) for goal, count in steps.items()}
+    goals = {goal: shown(drawn_in_full(model, wanted, noise, count, guidance)) for goal, count in steps.items()}
     for evaluations in counts:
         points = rival_points(model, wanted, noise, STEPS, evaluations, names, guidance=guidance)
-        yield evaluations, best_for(points, goals)
+        yield evaluations, best_for(points, goals, shown)
 
 
-def best_for(points: Iterable[RivalPoint], goals: Mapping[str, Tensor]) -> dict[str, Any]:
+def best_for(
+    points: Iterable[RivalPoint], goals: Mapping[str, Tensor], shown: Callable[[Tensor], Tensor]
+) -> dict[str, Any]:
+    """The best point of each rival for each goal. Latents are compared as the pictures that they show."""
     found: dict[str, Any] = {}
     for point in points:
         best = found.setdefault(point.name, {})
@@ -64,8 +73,9 @@ def best_for(points: Iterable[RivalPoint], goals: Mapping[str, Tensor]) -> dict[
             continue
         if not bool(torch.isfinite(point.x).all()):
             continue
+        picture = shown(point.x)
         for goal, reference in goals.items():
-            value, low, high = mean_interval(psnr(point.x, reference).clamp(max=HIGHEST).cpu(), 500)
+            value, low, high = mean_interval(psnr(picture, reference).clamp(max=HIGHEST).cpu(), 500)
             if goal not in best or value > best[goal]["psnr"]:
                 cost = round(point.evaluations, 2)
                 best[goal] = {"psnr": value, "low": low, "high": high, "setting": point.setting, "evaluations": cost}
@@ -112,7 +122,8 @@ def main(
         return
     record: dict[str, Any] = {"provenance": provenance(device, seed=0), "samples": samples, "cases": {}}
     for name in only or NETWORKS:
-        model = tenuto.load(name, device=torch.device(device), dtype=torch.float32)
+        place = name if name in SHIPPED else str(ROOT / "weights" / name)
+        model = tenuto.load(place, device=torch.device(device), dtype=torch.float32)
         scales: list[float | None] = [*guidances] if guidances else [None]
         for guidance in scales:
             case = name if guidance is None else f"{name}, guidance {guidance:g}"

@@ -8,6 +8,7 @@ Most rivals have several settings. Each is drawn, so that a judge can choose the
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from tenuto.errors import UsageError
@@ -60,6 +61,7 @@ def rival_points(
         raise UsageError(f"There are {len(conditions)} requests for {len(noise)} samples of noise.")
     if not 1 <= N <= T:
         raise UsageError(f"Between 1 and {T} evaluations fit in {T} steps, not {N}.")
+    noise = noise.to(model.device, torch.float32)
     for name in chosen:
         family = (
             _solver_points if name in SOLVERS else _whole_output_points if name in WHOLE_OUTPUT else _dynamic_points
