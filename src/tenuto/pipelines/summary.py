@@ -78,7 +78,7 @@ class Summary:
         lines = [
             f"{self.pipeline}: {names}, {self.steps} steps of {self.scheduler}",
             f"  asked     {self.asked}",
-            f"  computed  {self.computed_steps} of {self.steps} steps, {self.computed} of {self.evaluations} calls"
+            f"  computed  {self.computed_steps} of {self.steps} steps, {self.computed} of {self.evaluations} evaluations"
             + units,
             f"  held      {held}; {self.cache_bytes:,} bytes",
             f"  seconds   {self.seconds:.3f} in the denoiser, about {self.seconds_saved:.3f} saved",
