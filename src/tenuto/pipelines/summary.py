@@ -74,12 +74,10 @@ class Summary:
         if self.keep:
             why = f"not corrected: {self.uncorrected_because}" if self.uncorrected_because else "not corrected"
             held = f"the {self.keep}, predicted as {self.predict}, {'corrected' if self.corrected else why}"
-        units = f": {self.work:.1%} of the unit-steps, {self.flop_work:.1%} of the FLOPs" if self.per_unit else ""
         lines = [
             f"{self.pipeline}: {names}, {self.steps} steps of {self.scheduler}",
             f"  asked     {self.asked}",
-            f"  computed  {self.computed_steps} of {self.steps} steps, {self.computed} of {self.evaluations} evaluations"
-            + units,
+            f"  computed  {self.computed_steps} of {self.steps} steps: {self.computed} of {self.evaluations} evaluations",
             f"  held      {held}; {self.cache_bytes:,} bytes",
             f"  seconds   {self.seconds:.3f} in the denoiser, about {self.seconds_saved:.3f} saved",
             f"  graphs    {self.graphs}, {self.graph_bytes:,} bytes, recorded in {self.capture_seconds:.2f} s",
@@ -89,6 +87,8 @@ class Summary:
         shares = Counter((unit.computed, unit.asked) for unit in self.per_unit.values())
         for (computed, asked), count in sorted(shares.items(), reverse=True):
             lines.append(f"  units     {count} computed {computed} times of {asked}")
+        if self.per_unit:
+            lines.append(f"  work      {self.work:.1%} of the unit-steps, {self.flop_work:.1%} of the FLOPs")
         return "\n".join([*lines, *([f"  given up  {self.given_up}"] if self.given_up else [])])
 
 

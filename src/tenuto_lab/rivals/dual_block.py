@@ -6,7 +6,6 @@ from typing import Any
 from torch import Tensor
 
 from tenuto.errors import UsageError
-from tenuto.runtime.course import Course
 from tenuto.runtime.residual import Branch, plain
 from tenuto_lab.rivals.common import Rival, RivalGeneration
 from tenuto_lab.rivals.delta_dit import blocks_of
@@ -49,7 +48,7 @@ class DualBlock(Rival):
         self.last = frozenset(unit for unit, place in zip(units, block, strict=True) if place > block[-1] - last)
         self.threshold, self.order, self.warmup, self.longest = threshold, order, max(1, warmup), longest
 
-    def start(self, course: Course | None = None) -> Any:
+    def start(self) -> Any:
         return _Dual(self)
 
 

@@ -6,7 +6,6 @@ from typing import Any, Literal
 from torch import Tensor
 
 from tenuto.errors import UsageError
-from tenuto.runtime.course import Course
 from tenuto.runtime.residual import plain
 from tenuto.scoring.units import Unit
 from tenuto_lab.rivals.common import Rival, RivalGeneration
@@ -34,7 +33,7 @@ class EasyCache(Rival):
             raise UsageError(f"The threshold is a relative change, not negative, and {threshold} is no such number.")
         self.steps, self.threshold, self.retained, self.hold = steps, threshold, retained, hold
 
-    def start(self, course: Course | None = None) -> Any:
+    def start(self) -> Any:
         return _Easy(self)
 
     def flop_work(self, units: Iterable[Unit]) -> float:

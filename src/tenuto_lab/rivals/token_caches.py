@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tenuto.errors import UsageError
-from tenuto.runtime.course import Course
 from tenuto.scoring.units import Unit
 from tenuto_lab.rivals.common import Rival, RivalGeneration
 from tenuto_lab.rivals.trunk import Stem, evaluated, stem_of, why_not
@@ -40,7 +39,7 @@ class TokenCache(Rival):
             raise UsageError(f"This cache cannot run: {reason}.")
         self.decide = decide
 
-    def start(self, course: Course | None = None) -> Any:
+    def start(self) -> Any:
         return _Deciding(self)
 
     def flop_work(self, units: Iterable[Unit]) -> float:
@@ -133,7 +132,7 @@ class Calibration(Rival):
         self.outputs: list[float] = []  # relative change of the output
         self.ratios: list[float] = []  # MagCache's magnitude ratios; 1 at the first step
 
-    def start(self, course: Course | None = None) -> Any:
+    def start(self) -> Any:
         for measured in (self.inputs, self.outputs, self.ratios):
             measured.clear()
         return _Measuring(self)
