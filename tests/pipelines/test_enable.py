@@ -23,6 +23,7 @@ def pipe() -> DiffusionPipeline:
 
 
 def test_enabled_twice_it_has_the_settings_given_last(pipe: DiffusionPipeline) -> None:
+    draw(pipe, "sd1")
     before = attributes(pipe)
     for options, count in (({"evaluations": 3}, 3), ({"budget": 0.5}, 6), ({"every": 6}, 2), ({"budget": 1.0}, 12)):
         tenuto.enable(pipe, **options)
@@ -38,7 +39,7 @@ def test_enabled_twice_it_has_the_settings_given_last(pipe: DiffusionPipeline) -
 def test_units_and_outputs_can_be_exchanged_without_disabling(
     pipe: DiffusionPipeline, first: dict[str, Any], second: dict[str, Any]
 ) -> None:
-    before, full = attributes(pipe), draw(pipe, "sd1")
+    full, before = draw(pipe, "sd1"), attributes(pipe)
     with tenuto.accelerated(tiny("sd1"), **second) as fresh:
         expected = draw(fresh, "sd1")
     tenuto.enable(pipe, **first)
@@ -51,14 +52,14 @@ def test_units_and_outputs_can_be_exchanged_without_disabling(
 
 
 def test_disabled_twice_nothing_happens(pipe: DiffusionPipeline) -> None:
-    before, full = attributes(pipe), draw(pipe, "sd1")
+    full, before = draw(pipe, "sd1"), attributes(pipe)
     tenuto.disable(pipe)
     tenuto.enable(pipe, evaluations=3)
     draw(pipe, "sd1")
     for _ in range(2):
         tenuto.disable(pipe)
         assert torch.equal(draw(pipe, "sd1"), full)
-    assert set(attributes(pipe)["pipe"]) >= set(before["pipe"]) and "_tenuto" not in vars(pipe)
+        assert attributes(pipe) == before
 
 
 def test_an_enabled_pipeline_is_configured_for_its_next_generations(pipe: DiffusionPipeline) -> None:
@@ -122,7 +123,7 @@ def test_nonsense_is_refused_and_leaves_nothing_behind(pipe: DiffusionPipeline, 
         ({"budget": 0.5, "evaluations": 2}, "not two of them"),
         ({"evaluations": 0}, "a whole number from 1 on"),
         ({"evaluations": 2.5}, "a whole number from 1 on"),
-        ({"budgets": 0.5}, "option of no policy"),
+        ({"budgets": 0.5}, "There is no option 'budgets'"),
         ({"tau": 0.5}, "belongs to the policy lifetimes"),
         ({"policy": "best"}, "The policy is one of"),
         ({"mode": "quick"}, "The mode is one of"),

@@ -15,7 +15,6 @@ from tenuto.scheduling.refresh import LEAST, evaluations_for, like, refresh
 from tenuto.scheduling.rewrite import rewrite
 from tenuto.scoring.scores import Scores, UnitScore
 from tenuto_lab.candidates.allocation import allocated, anchors, ranked
-from tenuto_lab.candidates.noise import by_noise
 
 SCORES = st.lists(st.floats(0, 1), min_size=1, max_size=12)
 STEPS = st.integers(1, 60)
@@ -192,13 +191,6 @@ def test_rankings():
     assert ranked(toy, "spectral within type") == [0, 1, 2]
     assert (ranked(toy, "early"), ranked(toy, "late")) == ([0, 1, 2], [2, 1, 0])
     assert sorted(ranked(toy, "random", seed=3)) == [0, 1, 2]
-
-
-@given(st.integers(2, 60), st.floats(0.02, 1), st.floats(0, 1))
-def test_placing_by_noise_meets_the_budget_and_begins_at_the_first_step(steps, budget, evenness):
-    levels = [math.log((s + 1) / (steps - s)) for s in range(steps)]
-    schedule = by_noise(scored(1.0), steps, levels, budget=budget, evenness=evenness)
-    assert schedule.active.sum() == min(steps, max(1, round(budget * steps))) and schedule.active[0, 0]
 
 
 def test_the_flop_budget_weighs_units_by_cost():

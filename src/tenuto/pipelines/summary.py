@@ -77,7 +77,7 @@ class Summary:
         lines = [
             f"{self.pipeline}: {names}, {self.steps} steps of {self.scheduler}",
             f"  asked     {self.asked}",
-            f"  computed  {self.computed_steps} of {self.steps} steps: {self.computed} of {self.evaluations} evaluations",
+            f"  computed  {self.computed_steps} steps: {self.computed} of {self.evaluations} evaluations",
             f"  held      {held}; {self.cache_bytes:,} bytes",
             f"  seconds   {self.seconds:.3f} in the denoiser, about {self.seconds_saved:.3f} saved",
             f"  graphs    {self.graphs}, {self.graph_bytes:,} bytes, recorded in {self.capture_seconds:.2f} s",
