@@ -70,7 +70,12 @@ class Request:
             return f"{self.evaluations} evaluations"
         if self.speedup is not None:
             return f"{self.speedup:g} times as fast"
-        return f"a budget of {BUDGET if self.budget is None else self.budget:g}"
+        chosen = [f"{name} {value}" for name, value in self.options if name in ("every", "tau", "keep", "held")]
+        if self.policy is not None:
+            chosen.insert(0, f"policy {self.policy}")
+        if self.budget is not None or not any(name in ("every", "tau") for name, _ in self.options):
+            chosen.insert(0, f"a budget of {BUDGET if self.budget is None else self.budget:g}")
+        return ", ".join(chosen)
 
     @property
     def ranked(self) -> bool:
