@@ -2,9 +2,9 @@
 
 At a refresh the scheduler is given the computed output. At the steps in between, the output is predicted. What is
 predicted is the network's estimate of the clean picture. The output that belongs to it follows from the sample at hand
-(tenuto.runtime.levels). If a scheduler evaluates twice at one noise level (Heun), the estimate of the noise is predicted
-instead. If the levels of a scheduler are not known, its outputs are predicted as they are. `python -m benchmarks.search`
-is where this was found.
+(tenuto.runtime.levels). If a scheduler evaluates twice at one noise level (Heun), the estimate of the noise is
+predicted instead. If the levels of a scheduler are not known, its outputs are predicted as they are.
+`python -m benchmarks.search` is where this was found.
 
 Correction. At a refresh the values in between can be interpolated, which is more accurate than extrapolating them. So
 the scheduler takes the steps since the last refresh once more, from the state and the sample it had there, and goes on
