@@ -117,7 +117,7 @@ def table(record: Mapping[str, Any]) -> str:
     ]
     for case, by_count in record["cases"].items():
         for goal, meaning in GOALS.items():
-            counts = list(by_count)
+            counts = sorted(by_count, key=int)
             lines += [f"## {case}: to {meaning}\n", f"| evaluations | {' | '.join(counts)} |"]
             lines += ["|---|" + "---:|" * len(counts)]
             for name in dict.fromkeys(name for found in by_count.values() for name in found):
