@@ -1,15 +1,19 @@
 """LLaDA: the network equals an independent one in float64, and its units are its residual branches, each once."""
 
+import copy
 import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tenuto.models.architecture import ConfigError
+from tenuto.models.attention import attention_in_parts
 from tenuto.models.llada import ARCHITECTURE, LLaDA, LLaDAConfig, from_published, units
+from tenuto.runtime.keys import Keys
 from tenuto.runtime.residual import Branch, plain
 
 TINY = LLaDAConfig(
@@ -280,3 +284,42 @@ def test_initial_weights_make_a_quiet_network() -> None:
     network = LLaDA(TINY)
     network.initialize_weights()
     assert network(some_tokens()).abs().max() < 1
+
+
+@pytest.mark.parametrize("config", [TINY, GROUPED])
+def test_joined_matrices_change_nothing_and_take_no_memory(config: LLaDAConfig) -> None:
+    network, tokens = make_network(config), some_tokens()
+    names, expected = set(network.state_dict()), network(tokens)
+    network.fuse()
+    block = network.parts()[1][0]
+    assert block.qkv.data_ptr() == block.q_proj.weight.data_ptr()
+    assert block.gate_up.data_ptr() == block.ff_proj.weight.data_ptr()
+    assert set(network.state_dict()) == names
+    joined = block.qkv
+    network.fuse()
+    assert block.qkv is joined  # joined once
+    torch.testing.assert_close(network(tokens), expected)
+    with_keys = network(tokens, memory=(Keys(), None))
+    torch.testing.assert_close(with_keys, expected)
+
+
+def test_joined_matrices_follow_the_weights() -> None:
+    network, tokens = make_network(), some_tokens()
+    network.fuse()
+    other = make_network(seed=9)
+    network.load_state_dict(other.state_dict())
+    torch.testing.assert_close(network(tokens, memory=(Keys(), None)), other(tokens))
+    copied = copy.deepcopy(network)
+    copied.parts()[1][0].q_proj.weight.data = torch.zeros(16, 16)
+    assert not torch.allclose(copied(tokens, memory=(Keys(), None)), network(tokens))
+    assert copied.parts()[1][0].qkv is None
+    assert network.double().parts()[1][0].qkv is None  # converted weights lie elsewhere
+
+
+def test_attention_in_parts_is_the_same_attention() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 3, n, 8, generator=generator) for n in (5, 24, 24))
+    mask = (torch.arange(24) >= 9)[None, None, None]  # a whole part of six is padding
+    for given in (None, mask):
+        expected = F.scaled_dot_product_attention(q, k, v, attn_mask=given)
+        torch.testing.assert_close(attention_in_parts(q, k, v, given, 4), expected)
