@@ -11,6 +11,7 @@ from torch import Tensor
 
 QUERIES = 64  # that one processor of a GPU takes at once
 PARTS_OF = 64  # keys of a part, at least
+DIVIDED = True  # whether keys are divided into parts at all; for measurements
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -23,7 +24,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 def parts_for(q: Tensor, k: Tensor) -> int:
     """Into how many parts the keys of a single text are divided: as many as keep a GPU busy."""
-    if len(q) > 1 or not q.is_cuda or q.dtype not in (torch.bfloat16, torch.float16):
+    if not DIVIDED or len(q) > 1 or not q.is_cuda or q.dtype not in (torch.bfloat16, torch.float16):
         return 1
     at_once = q.shape[1] * -(-q.shape[2] // QUERIES)
     wanted = torch.cuda.get_device_properties(q.device).multi_processor_count // at_once

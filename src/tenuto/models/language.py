@@ -6,7 +6,7 @@ generation is.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import fields
 from functools import partial
 from itertools import accumulate
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tenuto.models.architecture import ConfigError
 from tenuto.models.attention import attention
-from tenuto.runtime.compilation import at_once, branch_function
+from tenuto.runtime.compilation import at_once, branch_function, compiling
 from tenuto.runtime.keys import Keys
 from tenuto.runtime.positions import places_of, take
 from tenuto.runtime.residual import Deferred, Residual, plain
@@ -180,7 +180,7 @@ class LanguageBlock(nn.Module):
             keys.write(self.name, k, v)
         else:
             k, v = keys.update(self.name, rows, k, v)
-        return self.combine(q, k, v, mask)
+        return self.merge(self._seen(q, k, v, mask))
 
     @branch_function
     def project(self, x: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -194,18 +194,19 @@ class LanguageBlock(nn.Module):
         return rotate(q, cosines, sines), rotate(k, cosines, sines), v
 
     @branch_function
-    def combine(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        return self._combined(q, k, v, mask)
+    def merge(self, seen: Tensor) -> Tensor:
+        """What all heads saw, [B, heads, P, d_h], as an update. Its shapes do not depend on the number of keys."""
+        merged: Tensor = self.attn_out(seen.transpose(1, 2).flatten(2))
+        return merged
 
     def _combined(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        heads, asking = q.shape[1:3]
-        # Heads that share keys ask together: to the attention, they are more queries of one head.
-        q = q.unflatten(1, (-1, self.shared)).flatten(2, 3)
-        seen = attention(q, k, v, mask)
-        found: Tensor = self.attn_out(
-            seen.unflatten(2, (self.shared, asking)).reshape(len(q), heads, asking, -1).transpose(1, 2).flatten(2)
-        )
+        found: Tensor = self.attn_out(self._seen(q, k, v, mask).transpose(1, 2).flatten(2))
         return found
+
+    def _seen(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        # Heads that share keys ask together: to the attention, they are more queries of one head.
+        asked = q.unflatten(1, (-1, self.shared)).flatten(2, 3)
+        return attention(asked, k, v, mask).unflatten(2, (self.shared, -1)).flatten(1, 2)
 
     @branch_function
     def feed(self, x: Tensor) -> Tensor:
@@ -302,8 +303,10 @@ class LanguageNetwork(nn.Module):
             made = None if made is None else places_of(made, rows)
         rope = Deferred(lambda: rotary_angles(places, self.config.head_dim, self.config.rope_theta))
         h = embedding(tokens)
-        for block in blocks:
-            h = block(h, rope, mask, residual, memory)
+        # With a KV cache, full steps are rare, and each length of a prompt would be compiled for itself.
+        with compiling(False) if memory is not None and rows is None else nullcontext():
+            for block in blocks:
+                h = block(h, rope, mask, residual, memory)
         logits: Tensor = head(norm(h if made is None else take(h, made)))
         return logits if read is None else read(logits)
 
