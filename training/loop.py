@@ -90,7 +90,8 @@ def train(
 ) -> Trained:
     """Train `network` in place. `loss_of(forward)` draws a batch and gives its loss through `forward`.
 
-    Without an `optimizer`, AdamW is used. `forward` is the network, compiled if that works; what `loss_of` draws must lie on the network's device.
+    `forward` is the network, compiled if that works; what `loss_of` draws must lie on the network's device. Without an
+    `optimizer`, AdamW is used.
     """
     torch.set_float32_matmul_precision("high")
     network.train()

@@ -37,7 +37,7 @@ class MuonAndAdam:
     ) -> None:
         """inner: the names of the matrices that Muon updates"""
         named = dict(network.named_parameters())
-        shapes: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+        shapes: dict[torch.Size, list[Tensor]] = defaultdict(list)
         for name in sorted(inner):
             shapes[named[name].shape].append(named[name])
         self._stacks = [(same, torch.zeros(len(same), *shape).to(same[0])) for shape, same in shapes.items()]
@@ -51,7 +51,7 @@ class MuonAndAdam:
         self._adam.step()
         lr, decay = self._group["lr"], self._group["weight_decay"]
         for parameters, momentum in self._stacks:
-            gradients = torch.stack([parameter.grad for parameter in parameters])  # type: ignore[arg-type]
+            gradients = torch.stack([parameter.grad for parameter in parameters if parameter.grad is not None])
             momentum.lerp_(gradients, 1 - MOMENTUM)
             updates = orthogonal(gradients.lerp(momentum, MOMENTUM))
             scale = RMS * max(updates.shape[1:]) ** 0.5
