@@ -59,7 +59,4 @@ class MuonAndAdam:
             torch._foreach_add_(parameters, list(updates.unbind()), alpha=-lr * scale)
 
     def zero_grad(self) -> None:
-        self._adam.zero_grad()
-        for parameters, _ in self._stacks:
-            for parameter in parameters:
-                parameter.grad = None
+        """Does nothing: `training.recorded` computes new gradients in the memory of the old ones."""

@@ -49,6 +49,7 @@ from training.loop import (
 from training.muon import MuonAndAdam
 from training.reasoning_tasks import TASKS, problems
 from training.reasoning_text import CONTEXT, DEFAULT_PATH, SOURCES, VOCABULARY, Library, load, needles, starts_of
+from training.recorded import Recorded
 from training.train_llada import parse_config, write_config
 
 SHIPPED = LLaDAConfig(
@@ -72,7 +73,7 @@ PART = 15_360
 SMALLEST_PART = 1536
 TEXT_SHARES = (0.02, 0.04, 0.15)  # of the rows of each part
 SOURCE_SHARES = {"books": 0.7, "code": 0.2, "stories": 0.1}  # of the text rows
-PROBLEMS = 120_000  # made up for each task before the training
+PROBLEMS = 100_000  # made up for each task before the training
 NEEDLES = 0.25  # of that: they are long
 CHUNK = 2_000  # problems that one process makes at once
 BLOCK = 16
@@ -365,11 +366,18 @@ def train_small(
     )
     stream = batches(library, made, part, settings.seed, device)
 
-    def loss_of(forward: Any) -> Tensor:
-        return torch.stack([layers.loss(batch) for batch in next(stream)]).mean()
-
     inner = {name for name, parameter in network.named_parameters() if ".blocks." in name and parameter.dim() == 2}
     optimizer = MuonAndAdam(network, inner, settings.lr, settings.betas, settings.weight_decay)
+    network.train()
+    gradients = Recorded(
+        network,
+        lambda parts: torch.stack([layers.loss(part) for part in parts]).mean(),
+        on=device.type == "cuda" and settings.compile,
+    )
+
+    def loss_of(forward: Any) -> Tensor:
+        return gradients(next(stream)).requires_grad_()  # the gradients are there already
+
     trained = train(network, loss_of, replace(settings, compile=False), optimizer)  # the layers are compiled already
     trained.compiled = layers.compiled
     cycle = [np.mean([flops(config, [length], part) for length in lengths]) for lengths in LENGTHS]

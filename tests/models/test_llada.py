@@ -13,6 +13,7 @@ from torch import Tensor
 from tenuto.models.architecture import ConfigError
 from tenuto.models.attention import attention_in_parts
 from tenuto.models.llada import ARCHITECTURE, LLaDA, LLaDAConfig, from_published, units
+from tenuto.runtime.compilation import compiling, plainly
 from tenuto.runtime.keys import Keys
 from tenuto.runtime.residual import Branch, plain
 
@@ -320,6 +321,26 @@ def test_attention_in_parts_is_the_same_attention() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 3, n, 8, generator=generator) for n in (5, 24, 24))
     mask = (torch.arange(24) >= 9)[None, None, None]  # a whole part of six is padding
-    for given in (None, mask):
-        expected = F.scaled_dot_product_attention(q, k, v, attn_mask=given)
-        torch.testing.assert_close(attention_in_parts(q, k, v, given, 4), expected)
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(attention_in_parts(q, k, v, mask, 4), expected)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_step_with_a_cache_is_the_same_block_by_block_and_across_blocks(compiled: bool) -> None:
+    network, tokens = make_network(GROUPED), some_tokens()
+    rows = torch.tensor([[3, 5, 4], [8, 0, 2]])
+
+    def block_by_block(unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
+        return h + branch()
+
+    expected_keys, found_keys = Keys(), Keys()
+    for keys in (expected_keys, found_keys):
+        network(tokens, memory=(keys, None))
+    changed = (tokens + 1) % 20
+    expected = network(changed, residual=block_by_block, memory=(expected_keys, rows))
+    with compiling(compiled):
+        found = network(changed, residual=plainly, memory=(found_keys, rows))
+    torch.testing.assert_close(found, expected)
+    for block in network.parts()[1]:
+        for one, other in zip(found_keys.of(block.name), expected_keys.of(block.name), strict=True):
+            torch.testing.assert_close(one, other)

@@ -5,11 +5,11 @@ additions of a block go through the seam. There is no timestep: the number of ma
 generation is.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import fields
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tenuto.models.architecture import ConfigError
 from tenuto.models.attention import attention
-from tenuto.runtime.compilation import at_once, branch_function, compiling
+from tenuto.runtime.compilation import at_once, branch_function, compiling, plainly
 from tenuto.runtime.keys import Keys
 from tenuto.runtime.positions import places_of, take
 from tenuto.runtime.residual import Deferred, Residual, plain
@@ -180,10 +180,22 @@ class LanguageBlock(nn.Module):
             keys.write(self.name, k, v)
         else:
             k, v = keys.update(self.name, rows, k, v)
-        return self.merge(self._seen(q, k, v, mask))
+        return self.merge(self.seen(q, k, v, mask))
 
     @branch_function
     def project(self, x: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.projected(x, cosines, sines)
+
+    @branch_function
+    def merge(self, seen: Tensor) -> Tensor:
+        return self.merged(seen)
+
+    @branch_function
+    def feed(self, x: Tensor) -> Tensor:
+        return self.fed(x)
+
+    def projected(self, x: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, [B, heads, N, d_h] each."""
         x = self.attn_norm(x)
         if self.qkv is None:
             projected = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
@@ -193,23 +205,21 @@ class LanguageBlock(nn.Module):
         q, k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in projected)
         return rotate(q, cosines, sines), rotate(k, cosines, sines), v
 
-    @branch_function
-    def merge(self, seen: Tensor) -> Tensor:
+    def merged(self, seen: Tensor) -> Tensor:
         """What all heads saw, [B, heads, P, d_h], as an update. Its shapes do not depend on the number of keys."""
         merged: Tensor = self.attn_out(seen.transpose(1, 2).flatten(2))
         return merged
 
     def _combined(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        found: Tensor = self.attn_out(self._seen(q, k, v, mask).transpose(1, 2).flatten(2))
+        found: Tensor = self.attn_out(self.seen(q, k, v, mask).transpose(1, 2).flatten(2))
         return found
 
-    def _seen(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def seen(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         # Heads that share keys ask together: to the attention, they are more queries of one head.
         asked = q.unflatten(1, (-1, self.shared)).flatten(2, 3)
         return attention(asked, k, v, mask).unflatten(2, (self.shared, -1)).flatten(1, 2)
 
-    @branch_function
-    def feed(self, x: Tensor) -> Tensor:
+    def fed(self, x: Tensor) -> Tensor:
         x = self.ff_norm(x)
         if self.gate_up is None:
             gate, up = self.ff_proj(x), self.up_proj(x)
@@ -254,6 +264,59 @@ def _joined(parts: list[nn.Parameter], joined: Tensor | None) -> Tensor:
         for part, lies in zip(parts, joined.split([len(part) for part in parts]), strict=True):
             part.data = lies
     return joined
+
+
+def cached_step(
+    h: Tensor, blocks: Sequence[LanguageBlock], rope: Deferred, mask: Tensor | None, keys: Keys, rows: Tensor
+) -> Tensor:
+    """All blocks at some tokens, the KV cache supplying the others: what `LanguageBlock.forward` computes.
+
+    If no unit is held, nothing needs to come between two blocks. So everything from one attention to the next is one
+    function: compiled, it runs in half as many kernels, and the cache is written by the kernel that computes the keys.
+    """
+    first, last = blocks[0], blocks[-1]
+    q = enter(first, h, rope[0], rope[1], *keys.of(first.name), rows)
+    for block, after in pairwise(blocks):
+        seen = block.seen(q, *keys.of(block.name), mask)
+        h, q = cross(block, after, h, seen, rope[0], rope[1], *keys.of(after.name), rows)
+    left: Tensor = leave(last, h, last.seen(q, *keys.of(last.name), mask))
+    return left
+
+
+@branch_function
+def enter(
+    block: LanguageBlock, h: Tensor, cosines: Tensor, sines: Tensor, all_keys: Tensor, all_values: Tensor, rows: Tensor
+) -> Tensor:
+    """The queries of a block; its keys and values are written into the cache."""
+    return _entered(block, h, cosines, sines, all_keys, all_values, rows)
+
+
+@branch_function
+def cross(block: LanguageBlock, after: LanguageBlock, h: Tensor, seen: Tensor, *entering: Tensor) -> tuple[Tensor, ...]:
+    """From what a block's attention saw to the stream behind the block and the next block's queries."""
+    h = _left(block, h, seen)
+    return h, _entered(after, h, *entering)
+
+
+@branch_function
+def leave(block: LanguageBlock, h: Tensor, seen: Tensor) -> Tensor:
+    return _left(block, h, seen)
+
+
+def _entered(
+    block: LanguageBlock, h: Tensor, cosines: Tensor, sines: Tensor, all_keys: Tensor, all_values: Tensor, rows: Tensor
+) -> Tensor:
+    q, k, v = block.projected(h, cosines, sines)
+    row = torch.arange(len(rows), device=rows.device)[:, None, None]
+    head = torch.arange(k.shape[1], device=rows.device)[None, :, None]
+    all_keys.index_put_((row, head, rows[:, None, :]), k.to(all_keys.dtype))
+    all_values.index_put_((row, head, rows[:, None, :]), v.to(all_values.dtype))
+    return q
+
+
+def _left(block: LanguageBlock, h: Tensor, seen: Tensor) -> Tensor:
+    h = h + block.merged(seen)
+    return h + block.fed(h)
 
 
 def _given(rows: Tensor | None) -> tuple[Tensor, ...]:
@@ -303,10 +366,13 @@ class LanguageNetwork(nn.Module):
             made = None if made is None else places_of(made, rows)
         rope = Deferred(lambda: rotary_angles(places, self.config.head_dim, self.config.rope_theta))
         h = embedding(tokens)
-        # With a KV cache, full steps are rare, and each length of a prompt would be compiled for itself.
-        with compiling(False) if memory is not None and rows is None else nullcontext():
-            for block in blocks:
-                h = block(h, rope, mask, residual, memory)
+        if memory is not None and rows is not None and residual in (plain, plainly):
+            h = cached_step(h, list(blocks), rope, mask, memory[0], rows)
+        else:
+            # With a KV cache, full steps are rare, and each length of a prompt would be compiled for itself.
+            with compiling(False) if memory is not None else nullcontext():
+                for block in blocks:
+                    h = block(h, rope, mask, residual, memory)
         logits: Tensor = head(norm(h if made is None else take(h, made)))
         return logits if read is None else read(logits)
 
