@@ -144,7 +144,7 @@ def _chunks(order: list[int], asked: Sequence[Question], length: int) -> Iterato
 
 
 def telling(evaluation: dict[str, Any]) -> list[tuple[str, int]]:
-    """The levels that can tell, first of every task the one nearest to the middle; if there is none, the nearest two."""
+    """The levels that can tell, first the one of every task that is nearest to the middle; if none can, two."""
     middle = sum(TELLING) / 2
     found = sorted(evaluation["tasks"].values(), key=lambda one: abs(one["full"]["accuracy"] - middle))
     able = [one for one in found if one["verdict"] == "can tell"] or found[:2]
