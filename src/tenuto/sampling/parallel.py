@@ -4,10 +4,10 @@ Fast-dLLM (Wu et al.) showed that tokens above a probability of 0.9 can be writt
 of a batch goes at its own pace. All of the following is decided on the device:
 
     block     the row's first block that still has a mask
-    computed  with a KV cache: the masks of the block; then tokens that were written since their keys and values were
-              computed, the leftmost first; then other tokens of the block: as many in all as a block has. At a full
-              step: everything
-    written   the guesses that `accepted` allows
+    computed  with a KV cache: the tokens that the last evaluation wrote, because the cache holds a mask in their place;
+              then the masks of the block, from left to right; then other tokens of the block, and those before it,
+              the nearest first. The number is fixed: a quarter more than a block has. At a full step: everything
+    written   of the masks that were computed, the guesses that `accepted` allows
     ended     a row ends when no mask is left, or none before its first end-of-text
 
 So all shapes are fixed, graphs serve, and nothing waits for the host. The host learns one evaluation late what was
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tenuto.models.language import LanguageConfig, LanguageNetwork
@@ -27,6 +28,8 @@ from tenuto.sampling.guesses import Likeliest, accepted, choose_tokens, confiden
 from tenuto.sampling.prompts import Canvas
 from tenuto.sampling.settings import MaskedSampling
 from tenuto.scheduling.schedule import Rows
+
+SPARE = 4  # a block of so many tokens has room for one more: tokens just written are computed beside its masks
 
 
 @dataclass(frozen=True)
@@ -74,14 +77,14 @@ def write_in_parallel(
     for step in range(sampling.length):
         full = executor.schedule is None or executor.full_steps[step]
         first = text.first()  # of each row's block, [B, 1]
-        masked = text.masked().gather(1, first + whole)
+        computed, ready = window.next(first, full)
+        masked = ready.gather(1, first + whole)
         places = whole
         if on_host(device):
             most = int(masked.sum(1).max())
             places = (~masked).to(torch.uint8).sort(dim=1, stable=True).indices[:, :most]
             masked = masked.gather(1, places)
         asked = first + places
-        computed = window.next(first, full)
         inputs, named = canvas.inputs(
             canvas.width + asked, None if computed is None else (canvas.width + computed).clamp(min=0)
         )
@@ -156,24 +159,31 @@ class Window:
         self._block = sampling.block_length
         self._places = torch.arange(-shift, sampling.length, device=text.tokens.device)
         self._stale = torch.zeros(len(text.tokens), len(self._places), dtype=torch.bool, device=text.tokens.device)
-        self._masks = self._stale.clone()
 
-    def next(self, first: Tensor, full: bool) -> Tensor | None:
-        """[B, P], counted from the prompts' ends; None if the schedule computes the same at all positions."""
+    def next(self, first: Tensor, full: bool) -> tuple[Tensor | None, Tensor]:
+        """The computed positions [B, P], counted from the prompts' ends, and the masks that are predicted [B, length].
+
+        None instead of positions: the schedule computes the same at all of them.
+        """
+        masked = self._text.masked()
         if self._kind == "none":
-            return None
+            return None, masked
         if self._kind == "generated":
-            return self._places.expand(len(first), -1)
-        places, shift = self._places, self._shift
-        # A mask is predicted `shift` positions before it.
-        self._masks[:, : len(places) - shift] = self._text.masked()
+            return self._places.expand(len(first), -1), masked
+        places, shift, count = self._places, self._shift, len(self._places)
+        # A mask is predicted `shift` positions before it: the mask at p belongs to places[p] = p − shift.
+        needed = F.pad(masked, (0, shift)) & (places >= first - shift) & (places < first - shift + self._block)
         inside = (places >= first - shift) & (places < first + self._block)
-        needed = self._masks & (places >= first - shift) & (places < first - shift + self._block)
-        rank = torch.where(needed, 0, torch.where(self._stale, 1, torch.where(inside, 2, 3)))
-        order = (rank * len(places) + torch.arange(len(places), device=places.device)).sort(dim=1).indices
-        chosen = order[:, : self._block + shift]
-        self._stale = torch.zeros_like(self._stale) if full else self._stale.scatter(1, chosen, False)
-        return chosen - shift
+        rank = torch.where(self._stale, 0, torch.where(needed, 1, torch.where(inside, 2, 3)))
+        index = torch.arange(count, device=places.device)
+        order = (rank * count + torch.where(rank == 3, (first - shift - 1 - places) % count, index)).sort(dim=1).indices
+        chosen = order[:, : self._block + shift + max(1, self._block // SPARE)]
+        if full:
+            self._stale = torch.zeros_like(self._stale)
+            return chosen - shift, masked
+        self._stale = self._stale.scatter(1, chosen, False)
+        computed = torch.zeros_like(self._stale).scatter_(1, chosen, True)
+        return chosen - shift, masked & computed[:, : masked.shape[1]]
 
     def wrote(self, places: Tensor, chosen: Tensor) -> None:
         """Record that these tokens changed: their keys and values are those of a mask."""

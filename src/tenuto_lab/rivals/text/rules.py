@@ -10,8 +10,8 @@ dkv_cache    dKV-Cache-Decode (Ma et al.): everything at the first two steps of 
              positions but those that were written before the last evaluation
 elastic      Elastic-Cache's window (Nguyen-Tri et al.): the leftmost masks of the whole text instead of a block, and
              tokens just written. Its trigger, which looks at attention weights to recompute layers, is left out
-ours         tenuto.sampling.parallel: the block's masks, then stale tokens, then other tokens of the block; everything
-             at every R-th evaluation
+ours         tenuto.sampling.parallel: tokens just written, then the block's masks from left to right, then other tokens
+             of the block and before it, a quarter more than a block has; everything at every R-th evaluation
 """
 
 from collections.abc import Callable, Sequence
@@ -26,6 +26,7 @@ from tenuto.runtime.keys import Keys
 from tenuto.runtime.positions import take
 from tenuto.runtime.residual import Branch, plain
 from tenuto.sampling.guesses import Likeliest, accepted, most_confident
+from tenuto.sampling.parallel import SPARE
 from tenuto.sampling.prompts import Canvas
 from tenuto.sampling.settings import MaskedSampling
 from tenuto_lab.rivals.text.dllm_cache import DLLMCache
@@ -42,6 +43,7 @@ class State:
     evaluation: int  # of all rows
     before: Tensor  # what was masked at the last evaluation
     stale: Tensor  # written since its keys and values were computed
+    answer: Tensor  # everything behind the prompts
     block_length: int
     places: Tensor  # [N]
 
@@ -101,14 +103,20 @@ def elastic(window: int) -> Rule:
     return Rule(f"Elastic-Cache's window of {window}", computed, candidates)
 
 
-def ours(period: int, held: frozenset[str] = frozenset(), name: str | None = None) -> Rule:
+def ours(period: int, held: frozenset[str] = frozenset(), name: str | None = None, spare: int | None = None) -> Rule:
+    """spare: how many more positions than a block has are computed; by default as many as the product computes"""
+
     def computed(state: State) -> Tensor:
         if state.evaluation % period == 0:
             return torch.ones_like(state.masked)
-        needed = state.masked & state.block
-        rank = torch.where(needed, 0, torch.where(state.stale, 1, torch.where(state.block, 2, 3)))
-        order = (rank * len(state.places) + state.places).argsort(1)[:, : state.block_length]
-        return torch.zeros_like(needed).scatter_(1, order, True)
+        count = state.block_length + (max(1, state.block_length // SPARE) if spare is None else spare)
+        first, n = state.first[:, None], len(state.places)
+        outside = torch.where(state.answer, 3, 4)
+        rank = torch.where(state.block, torch.where(state.masked, 1, 2), outside)
+        rank = torch.where(state.stale, 0, rank)
+        within = torch.where(rank == 3, (first - 1 - state.places) % n, state.places)
+        order = (rank * n + within).argsort(1)[:, :count]
+        return torch.zeros_like(state.masked).scatter_(1, order, True)
 
     return Rule(name or f"ours, everything every {period}", computed, held=held)
 
@@ -138,7 +146,7 @@ def write(
     nothing = torch.zeros_like(answer)
     real = canvas.real if canvas.real is not None else torch.ones_like(answer)
     first = torch.full((len(tokens),), width, device=device)
-    state = State(tokens, nothing, first, first * 0, 0, nothing, nothing, sampling.block_length, places)
+    state = State(tokens, nothing, first, first * 0, 0, nothing, nothing, answer, sampling.block_length, places)
     keys, read = Keys(), Likeliest(config.mask_token_id)
     holding, cache = Holding(rule.held), None if rule.begin is None else rule.begin()
     evaluations, work = torch.zeros_like(first), torch.zeros(len(tokens), device=device)
@@ -154,7 +162,7 @@ def write(
         state.step = torch.where(begins != state.first, 0, state.step)
         state.first = torch.where(going, begins, state.first)
         chosen = rule.computed(state) & real
-        candidates = rule.candidates(state) & going[:, None]
+        candidates = rule.candidates(state) & chosen & going[:, None]
         rows = None if bool((chosen | ~real).all()) else indices(chosen)
         asked = indices(candidates)
         holding.rows = rows
