@@ -59,6 +59,10 @@ def generate(
     block_length: Annotated[
         int | None, typer.Option(min=1, help="Text: finish so many tokens before the next. Default: the schedule's.")
     ] = None,
+    parallel: Annotated[
+        float | None,
+        typer.Option(help="Text: write all tokens of a block that are at least so probable at once, say 0.9."),
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="Text: 0, the default, takes the likeliest token.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Text: wrap prompts in the model's chat template.")] = False,
     seed: Seed = 0,
@@ -81,7 +85,7 @@ def generate(
     from tenuto.cli.app import check_device
     from tenuto.files import check_writable
     from tenuto.models import is_pipeline, load
-    from tenuto.sampling.masked import block_length_for, sampling_for
+    from tenuto.sampling.masked import sampling_for
     from tenuto.sampling.pictures import Sampling
     from tenuto.scheduling.schedule import load_schedule
 
@@ -92,6 +96,7 @@ def generate(
     writing: dict[str, Any] = {
         "length": length,
         "block-length": block_length,
+        "parallel": parallel,
         "temperature": temperature,
         "chat": chat or None,
     }
@@ -114,7 +119,8 @@ def generate(
             loaded,
             steps=record.steps,
             length=length,
-            block_length=block_length or block_length_for(length, chosen),
+            block_length=block_length or _block_length(length, chosen, parallel),
+            parallel=parallel,
             temperature=temperature or 0.0,
             guidance=guidance,
             seed=seed,
@@ -126,6 +132,14 @@ def generate(
     executor = _executor(loaded, chosen, None if memory is None else memory * 2**20, **how)
     by = Sampling(steps=record.steps, solver=solver or "ddim", guidance=guidance)
     return _draw(record, loaded, ask(loaded, classes, prompts, count), by, batch, seed, vae, executor)
+
+
+def _block_length(length: int, schedule: "Schedule | None", parallel: float | None) -> int:
+    """With parallel decoding, the schedule says nothing about blocks: 32 tokens if that divides the length."""
+    from tenuto.sampling.masked import block_length_for
+    from tenuto.text import BLOCK
+
+    return BLOCK if parallel is not None and length % BLOCK == 0 else block_length_for(length, schedule)
 
 
 @dataclass
