@@ -72,7 +72,7 @@ class Texts(list[str]):
             work = f"{self.work:.0%} of the unit-steps computed"
         return (
             f"{self.tokens} tokens in {self.seconds:.2f} s ({self.tokens_per_second:.1f} tokens/s), "
-            f"{self.steps} evaluations, {work}"
+            f"{self.steps} evaluation{'' if self.steps == 1 else 's'}, {work}"
         )
 
 

@@ -114,7 +114,7 @@ def generate(
     if family.asks_for == "prompt":
         _refuse("a language model", model, **drawing)
         length = LENGTH if length is None else length
-        record.take(output, steps, length)
+        record.take(output, steps, length, **({} if parallel is None else {"parallel": parallel}))
         sampling = sampling_for(
             loaded,
             steps=record.steps,
@@ -289,9 +289,16 @@ def _write(
 
     texts: list[dict[str, str]] = []
     place = claimed(record.folder) if record.folder else nullcontext()
+    evaluations: list[int] = []  # of each batch
+
+    def advanced(rows: int) -> None:
+        evaluations[-1] += 1
+        advance(rows)
+
     with place, progress("Writing", len(prompts) * sampling.steps) as advance:
         for start in range(0, len(prompts), batch):
             part = prompts[start : start + batch]
+            evaluations.append(0)
             written = generate_text(
                 model,
                 part,
@@ -299,9 +306,11 @@ def _write(
                 chat=chat,
                 sampling=replace(sampling, seed=sampling.seed + start),
                 batch=batch,
-                progress=advance,
+                progress=advanced,
                 **how,
             )
+            if sampling.in_parallel:
+                record.steps = max(evaluations)  # which is known only now
             texts += [{"prompt": prompt, "text": text} for prompt, text in zip(part, written, strict=True)]
             record.write(texts=texts)
             if record.folder is not None:

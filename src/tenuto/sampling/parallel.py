@@ -5,9 +5,10 @@ of a batch goes at its own pace. All of the following is decided on the device:
 
     block     the row's first block that still has a mask
     computed  with a KV cache: the tokens that the last evaluation wrote, because the cache holds a mask in their place;
-              then the masks of the block, from left to right; then other tokens of the block, and those before it,
-              the nearest first. The number is fixed: a quarter more than a block has. At a full step: everything
-    written   of the masks that were computed, the guesses that `accepted` allows
+              then the masks of the block, from left to right; then other tokens of the block. As many in all as a
+              block has. At a full step: everything
+    written   of the masks that were computed, the guesses that `accepted` allows. If the last evaluation wrote a whole
+              block, no mask was computed: this evaluation only brings the cache up to date
     ended     a row ends when no mask is left, or none before its first end-of-text
 
 So all shapes are fixed, graphs serve, and nothing waits for the host. The host learns one evaluation late what was
@@ -28,8 +29,6 @@ from tenuto.sampling.guesses import Likeliest, accepted, choose_tokens, confiden
 from tenuto.sampling.prompts import Canvas
 from tenuto.sampling.settings import MaskedSampling
 from tenuto.scheduling.schedule import Rows
-
-SPARE = 4  # a block of so many tokens has room for one more: tokens just written are computed beside its masks
 
 
 @dataclass(frozen=True)
@@ -175,9 +174,8 @@ class Window:
         needed = F.pad(masked, (0, shift)) & (places >= first - shift) & (places < first - shift + self._block)
         inside = (places >= first - shift) & (places < first + self._block)
         rank = torch.where(self._stale, 0, torch.where(needed, 1, torch.where(inside, 2, 3)))
-        index = torch.arange(count, device=places.device)
-        order = (rank * count + torch.where(rank == 3, (first - shift - 1 - places) % count, index)).sort(dim=1).indices
-        chosen = order[:, : self._block + shift + max(1, self._block // SPARE)]
+        order = (rank * count + torch.arange(count, device=places.device)).sort(dim=1).indices
+        chosen = order[:, : max(self._block, 2) + shift]  # of two: a token just written, and a mask
         if full:
             self._stale = torch.zeros_like(self._stale)
             return chosen - shift, masked

@@ -11,7 +11,7 @@ dkv_cache    dKV-Cache-Decode (Ma et al.): everything at the first two steps of 
 elastic      Elastic-Cache's window (Nguyen-Tri et al.): the leftmost masks of the whole text instead of a block, and
              tokens just written. Its trigger, which looks at attention weights to recompute layers, is left out
 ours         tenuto.sampling.parallel: tokens just written, then the block's masks from left to right, then other tokens
-             of the block and before it, a quarter more than a block has; everything at every R-th evaluation
+             of the block, as many in all as a block has; everything at every R-th evaluation
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,6 @@ from tenuto.runtime.keys import Keys
 from tenuto.runtime.positions import take
 from tenuto.runtime.residual import Branch, plain
 from tenuto.sampling.guesses import Likeliest, accepted, most_confident
-from tenuto.sampling.parallel import SPARE
 from tenuto.sampling.prompts import Canvas
 from tenuto.sampling.settings import MaskedSampling
 from tenuto_lab.rivals.text.dllm_cache import DLLMCache
@@ -103,19 +102,16 @@ def elastic(window: int) -> Rule:
     return Rule(f"Elastic-Cache's window of {window}", computed, candidates)
 
 
-def ours(period: int, held: frozenset[str] = frozenset(), name: str | None = None, spare: int | None = None) -> Rule:
-    """spare: how many more positions than a block has are computed; by default as many as the product computes"""
+def ours(period: int, held: frozenset[str] = frozenset(), name: str | None = None, spare: int = 0) -> Rule:
+    """spare: how many more positions than a block has are computed"""
 
     def computed(state: State) -> Tensor:
         if state.evaluation % period == 0:
             return torch.ones_like(state.masked)
-        count = state.block_length + (max(1, state.block_length // SPARE) if spare is None else spare)
-        first, n = state.first[:, None], len(state.places)
-        outside = torch.where(state.answer, 3, 4)
-        rank = torch.where(state.block, torch.where(state.masked, 1, 2), outside)
+        n = len(state.places)
+        rank = torch.where(state.block, torch.where(state.masked, 1, 2), torch.where(state.answer, 3, 4))
         rank = torch.where(state.stale, 0, rank)
-        within = torch.where(rank == 3, (first - 1 - state.places) % n, state.places)
-        order = (rank * n + within).argsort(1)[:, :count]
+        order = (rank * n + state.places).argsort(1)[:, : max(state.block_length, 2) + spare]
         return torch.zeros_like(state.masked).scatter_(1, order, True)
 
     return Rule(name or f"ours, everything every {period}", computed, held=held)
