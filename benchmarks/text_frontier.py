@@ -104,6 +104,7 @@ def ways(model: Model) -> list[Way]:
         "dKV-Cache": [rules.dkv_cache(4), rules.dkv_cache(8)],
         "dLLM-Cache": [rules.dllm_cache(25, 4), rules.dllm_cache(50, 7)],
         "Elastic-Cache's window": [rules.elastic(16), rules.elastic(32)],
+        "Elastic-Cache's window, refreshed": [rules.elastic(32, period) for period in (4, 8)],
     }
     found = [by_rule(FULL, full)]
     found += [by_rule("parallel decoding alone", full, parallel=one) for one in THRESHOLDS]

@@ -92,14 +92,18 @@ def leftmost(flags: Tensor, count: int) -> Tensor:
     return flags & (flags.cumsum(1) <= count)
 
 
-def elastic(window: int) -> Rule:
+def elastic(window: int, period: int | None = None) -> Rule:
+    """period: everything is computed again at every so many evaluations, which is ours; None: only at the first"""
+
     def candidates(state: State) -> Tensor:
         return leftmost(state.masked, window)
 
     def computed(state: State) -> Tensor:
-        return candidates(state) | state.stale | (state.evaluation == 0)
+        again = state.evaluation == 0 if period is None else state.evaluation % period == 0
+        return candidates(state) | state.stale | again
 
-    return Rule(f"Elastic-Cache's window of {window}", computed, candidates)
+    ours = "" if period is None else f", everything every {period}"
+    return Rule(f"Elastic-Cache's window of {window}{ours}", computed, candidates)
 
 
 def ours(period: int, held: frozenset[str] = frozenset(), name: str | None = None, spare: int = 0) -> Rule:
