@@ -121,7 +121,7 @@ def ways(model: Model) -> list[Way]:
 
 
 def measured(way: Way, model: Model, library: Library, task: str, asked: Sequence[Question]) -> dict[str, Any]:
-    """Which answers are right, and what each took."""
+    """Which answers are right, and what each half of the problems took."""
     length = length_for(asked)
     order = sorted(range(len(asked)), key=lambda i: len(asked[i].problem.prompt))
     good, evaluations, work = [False] * len(asked), [0.0] * len(asked), [0.0] * len(asked)
@@ -131,9 +131,9 @@ def measured(way: Way, model: Model, library: Library, task: str, asked: Sequenc
             good[i] = right(task, asked[i].posed, library.decode(until_end(row)))
             evaluations[i], work[i] = one, other
     return {
-        "right": "".join("1" if one else "0" for one in good),
-        "evaluations": [round(one, 3) for one in evaluations],
-        "work": [round(one, 3) for one in work],
+        "right": "".join("1" if one else "0" for one in good),  # problem by problem, for paired comparisons
+        "evaluations": [float(np.mean(evaluations[half::2])) for half in (0, 1)],  # of each half
+        "work": [float(np.mean(work[half::2])) for half in (0, 1)],
     }
 
 
@@ -167,9 +167,9 @@ def summary(record: dict[str, Any], half: int) -> dict[str, dict[str, Any]]:
             mine = [int(bit) for bit in one["right"]][half::2]
             theirs = [int(bit) for bit in reference[level]["right"]][half::2]
             pairs += [a - b for a, b in zip(mine, theirs, strict=True)]
-            work.append(float(np.mean(one["work"][half::2])))
-            base.append(float(np.mean(reference[level]["work"][half::2])))
-            evaluations.append(float(np.mean(one["evaluations"][half::2])))
+            work.append(one["work"][half])
+            base.append(reference[level]["work"][half])
+            evaluations.append(one["evaluations"][half])
             lost[level] = float(np.mean(mine) - np.mean(theirs))
         difference, spread = float(np.mean(pairs)), float(np.std(pairs)) / sqrt(len(pairs))
         found[name] = {
