@@ -1,15 +1,20 @@
 """LLaDA: the network equals an independent one in float64, and its units are its residual branches, each once."""
 
 import copy
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor
 
+import tenuto
+from tenuto.errors import CheckpointError
 from tenuto.models.architecture import ConfigError
 from tenuto.models.attention import attention_in_parts
 from tenuto.models.llada import ARCHITECTURE, LLaDA, LLaDAConfig, from_published, units
@@ -344,3 +349,10 @@ def test_a_step_with_a_cache_is_the_same_block_by_block_and_across_blocks(compil
     for block in network.parts()[1]:
         for one, other in zip(found_keys.of(block.name), expected_keys.of(block.name), strict=True):
             torch.testing.assert_close(one, other)
+
+
+def test_llada2_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llada2_moe", "num_experts": 256}))
+    save_file({"model.word_embeddings.weight": torch.zeros(4, 4)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="mixture of experts"):
+        tenuto.load(tmp_path)
