@@ -101,6 +101,11 @@ def ways(model: Model) -> list[Way]:
         "Fast-dLLM, prefix cache": [rules.fast_dllm(False)],
         "ours": [rules.ours(period, name=f"everything every {period}") for period in (4, 8, 16)]
         + [rules.ours(never, name="everything once")],
+        "ours, sliding": [
+            rules.ours(period, name=f"a sliding window of 32, everything every {period}", window=32)
+            for period in (4, 8)
+        ]
+        + [rules.ours(never, name="a sliding window of 32, everything once", window=32)],
         "dKV-Cache": [rules.dkv_cache(4), rules.dkv_cache(8)],
         "dLLM-Cache": [rules.dllm_cache(25, 4), rules.dllm_cache(50, 7)],
         "Elastic-Cache's window": [rules.elastic(16), rules.elastic(32)],

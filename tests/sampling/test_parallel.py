@@ -97,12 +97,16 @@ def naive(
     evaluations = 0
     while wanted():
         first = start + (wanted()[0] - start) // size * size
-        inside = range(first, first + size)
+        inside = list(range(first, first + size))
+        if sampling.sliding:
+            inside = [i for i in range(start, len(x)) if x[i] == MASK][:size]
         at = list(range(len(x)))
         if every is not None and evaluations % every:
             needed = [i - shift for i in inside if x[i] == MASK and i - shift not in stale]
-            rest = [i for i in range(first - shift, first + size) if i not in needed and i not in stale]
-            at = (sorted(stale) + needed + rest)[: max(size, 2) + shift]
+            near = sorted({i - one for i in inside for one in {0, shift}})
+            rest = [i for i in near if i not in needed and i not in stale]
+            others = [i for i in range(start - shift, len(x)) if i not in needed + rest and i not in stale]
+            at = (sorted(stale) + needed + rest + others)[: max(size, 2) + shift]
         stale -= set(at)
         evaluations += 1
         logits = seeing(x, at)
@@ -119,7 +123,7 @@ def naive(
             here = logits[i - shift]
             noisy = here.double().exp()
             if noise is not None:
-                noisy = noisy / (-noise[i - first].log()) ** sampling.temperature
+                noisy = noisy / (-noise[inside.index(i)].log()) ** sampling.temperature
             noisy[MASK] = -1
             token, likely = int(noisy.argmax()), here.softmax(-1)
             confidence = float(likely[token])
@@ -160,6 +164,8 @@ WAYS: list[dict[str, Any]] = [
     {"guidance": 1.5},
     {"remasking": "entropy"},
     {"temperature": 0.5, "guidance": 0.5, "stop_at_eos": False},
+    {"sliding": True},
+    {"sliding": True, "temperature": 0.5, "guidance": 0.5, "stop_at_eos": False},
 ]
 
 
@@ -234,10 +240,10 @@ def test_only_a_block_is_computed_between_full_evaluations(network: LLaDA) -> No
     computed = []
 
     class Watched(LLaDA):
-        def forward(self, tokens: Tensor, *args: Any, memory: Any = None, **named: Any) -> Any:
+        def forward(self, tokens: Tensor, memory: Any = None, **named: Any) -> Any:  # type: ignore[override]
             rows = memory[1]
             computed.append(tokens.shape[1] if rows is None else rows.shape[1])
-            return super().forward(tokens, *args, memory=memory, **named)
+            return super().forward(tokens, memory=memory, **named)
 
     watched = Watched(TINY)
     watched.load_state_dict(network.state_dict())
@@ -253,10 +259,10 @@ def test_a_graphs_inputs_keep_their_shapes(network: LLaDA, monkeypatch: pytest.M
     shapes = set()
 
     class Watched(LLaDA):
-        def forward(self, tokens: Tensor, *args: Any, memory: Any = None, **named: Any) -> Any:
+        def forward(self, tokens: Tensor, memory: Any = None, **named: Any) -> Any:  # type: ignore[override]
             rows = memory[1]
             shapes.add((tokens.shape, named["positions"].shape, None if rows is None else rows.shape))
-            return super().forward(tokens, *args, memory=memory, **named)
+            return super().forward(tokens, memory=memory, **named)
 
     watched = Watched(TINY)
     watched.load_state_dict(network.state_dict())
@@ -316,6 +322,7 @@ def test_the_factor_rule_is_the_published_inequality() -> None:
         ({"parallel": 0.9, "steps": 6}, "leave the steps out"),
         ({"parallel": 0.9, "remasking": "random"}, "cannot be random"),
         ({"parallel": 0.9, "block_length": 5}, "blocks of 5"),
+        ({"sliding": True}, "goes with parallel decoding"),
     ],
 )
 def test_nonsense_is_refused_with_a_sentence(options: dict[str, Any], says: str) -> None:

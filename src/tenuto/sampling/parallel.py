@@ -3,7 +3,7 @@
 Fast-dLLM (Wu et al.) showed that tokens above a probability of 0.9 can be written together without loss. Here every row
 of a batch goes at its own pace. All of the following is decided on the device:
 
-    block     the row's first block that still has a mask
+    block     the row's first block that still has a mask; or a sliding window, the leftmost masks of the whole text
     computed  with a KV cache: the tokens that the last evaluation wrote, because the cache holds a mask in their place;
               then the masks of the block, from left to right; then other tokens of the block. As many in all as a
               block has. At a full step: everything
@@ -75,15 +75,15 @@ def write_in_parallel(
     whole = torch.arange(sampling.block_length, device=device).expand(len(prompts), -1)
     for step in range(sampling.length):
         full = executor.schedule is None or executor.full_steps[step]
-        first = text.first()  # of each row's block, [B, 1]
-        computed, ready = window.next(first, full)
-        masked = ready.gather(1, first + whole)
+        block, inside = text.block()
+        computed, ready = window.next(inside, full)
+        masked = ready.gather(1, block)
         places = whole
         if on_host(device):
             most = int(masked.sum(1).max())
             places = (~masked).to(torch.uint8).sort(dim=1, stable=True).indices[:, :most]
             masked = masked.gather(1, places)
-        asked = first + places
+        asked = block.gather(1, places)
         inputs, named = canvas.inputs(
             canvas.width + asked, None if computed is None else (canvas.width + computed).clamp(min=0)
         )
@@ -134,10 +134,20 @@ class Text:
             masked = masked & ((self.tokens == self._end).cumsum(1) == 0)
         return masked
 
-    def first(self) -> Tensor:
-        """[B, 1]: where each row's block begins; of a row that has ended, any."""
-        block = self._sampling.block_length
-        return self._wanted().to(torch.uint8).argmax(1, keepdim=True) // block * block
+    def block(self) -> tuple[Tensor, Tensor]:
+        """The places of each row's block, [B, block_length], and the same as flags, [B, length].
+
+        Of a row that has ended: any block.
+        """
+        size, length = self._sampling.block_length, self.tokens.shape[1]
+        wanted = self._wanted()
+        if self._sampling.sliding:
+            masked = self.masked()
+            places = (~masked).to(torch.uint8).sort(dim=1, stable=True).indices[:, :size]
+            return places, masked & (masked.cumsum(1) <= size)
+        first = wanted.to(torch.uint8).argmax(1, keepdim=True) // size * size
+        everywhere = torch.arange(length, device=self.tokens.device)
+        return first + everywhere[:size], (everywhere >= first) & (everywhere < first + size)
 
     def write(self, places: Tensor, guesses: Tensor, chosen: Tensor) -> None:
         """Write the chosen guesses, unless the row has ended."""
@@ -159,8 +169,10 @@ class Window:
         self._places = torch.arange(-shift, sampling.length, device=text.tokens.device)
         self._stale = torch.zeros(len(text.tokens), len(self._places), dtype=torch.bool, device=text.tokens.device)
 
-    def next(self, first: Tensor, full: bool) -> tuple[Tensor | None, Tensor]:
-        """The computed positions [B, P], counted from the prompts' ends, and the masks that are predicted [B, length].
+    def next(self, inside: Tensor, full: bool) -> tuple[Tensor | None, Tensor]:
+        """inside: the block, [B, length].
+
+        The computed positions [B, P], counted from the prompts' ends, and the masks that are predicted [B, length].
 
         None instead of positions: the schedule computes the same at all of them.
         """
@@ -168,12 +180,12 @@ class Window:
         if self._kind == "none":
             return None, masked
         if self._kind == "generated":
-            return self._places.expand(len(first), -1), masked
+            return self._places.expand(len(masked), -1), masked
         places, shift, count = self._places, self._shift, len(self._places)
         # A mask is predicted `shift` positions before it: the mask at p belongs to places[p] = p − shift.
-        needed = F.pad(masked, (0, shift)) & (places >= first - shift) & (places < first - shift + self._block)
-        inside = (places >= first - shift) & (places < first + self._block)
-        rank = torch.where(self._stale, 0, torch.where(needed, 1, torch.where(inside, 2, 3)))
+        needed = F.pad(masked & inside, (0, shift))
+        near = F.pad(inside, (0, shift)) | F.pad(inside, (shift, 0))
+        rank = torch.where(self._stale, 0, torch.where(needed, 1, torch.where(near, 2, 3)))
         order = (rank * count + torch.arange(count, device=places.device)).sort(dim=1).indices
         chosen = order[:, : max(self._block, 2) + shift]  # of two: a token just written, and a mask
         if full:

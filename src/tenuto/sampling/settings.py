@@ -26,6 +26,9 @@ class MaskedSampling:
     # Parallel decoding: an evaluation writes every token of the block that is confident enough, and at least one.
     parallel: float | None = None  # the probability from which a token is confident enough
     factor: float | None = None  # instead: write the n surest tokens as long as the n-th has p ≥ 1 − factor / (n + 1)
+    sliding: bool = (
+        False  # with either: instead of a block, the leftmost masks of the whole text, as many as a block has
+    )
 
     def __post_init__(self) -> None:
         for name in ("steps", "length", "block_length"):
@@ -67,6 +70,8 @@ class MaskedSampling:
                 f"Parallel decoding takes as many steps as it needs, at most one for each token. So {self.steps} steps "
                 f"for {self.length} tokens cannot be asked for: leave the steps out, or the parallel decoding."
             )
+        if self.sliding and not self.in_parallel:
+            raise UsageError("A sliding window goes with parallel decoding: give a threshold too (parallel=0.9).")
         if self.in_parallel and self.remasking == "random":
             raise UsageError("Parallel decoding writes by confidence, so remasking cannot be random.")
 

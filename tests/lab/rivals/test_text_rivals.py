@@ -107,11 +107,11 @@ def test_fast_dllms_own_loop_is_its_rule(network: LLaDA, both: bool) -> None:
 
 def test_our_rule_is_the_products(network: LLaDA) -> None:
     subject = Unscored("tiny", "llada", units(LONG))
-    for every in (3, 12):
-        sampling = MaskedSampling(12, 12, 4, parallel=0.15)
+    for every, sliding in ((3, False), (12, False), (3, True), (12, True)):
+        sampling = MaskedSampling(12, 12, 4, parallel=0.15, sliding=sliding)
         executor = Executor(network, rewrite(subject, 12, every=every, rows="block"))
         expected = generate_tokens(executor, PROMPTS, sampling=sampling)
-        found = rules.write(network, PROMPTS, sampling, rules.ours(every))
+        found = rules.write(network, PROMPTS, sampling, rules.ours(every, window=4 if sliding else None))
         for one, other in zip(found.tokens.tolist(), expected.tolist(), strict=True):
             end = other.index(TINY.eos_token_id) if TINY.eos_token_id in other else 12
             assert one[:end] == other[:end]

@@ -106,19 +106,25 @@ def elastic(window: int, period: int | None = None) -> Rule:
     return Rule(f"Elastic-Cache's window of {window}{ours}", computed, candidates)
 
 
-def ours(period: int, held: frozenset[str] = frozenset(), name: str | None = None, spare: int = 0) -> Rule:
-    """spare: how many more positions than a block has are computed"""
+def ours(period: int, held: frozenset[str] = frozenset(), name: str | None = None, window: int | None = None) -> Rule:
+    """window: instead of a block, the leftmost masks of the whole text, so many of them"""
+
+    def inside(state: State) -> Tensor:
+        return state.block if window is None else leftmost(state.masked, window)
+
+    def candidates(state: State) -> Tensor:
+        return state.masked & inside(state)
 
     def computed(state: State) -> Tensor:
         if state.evaluation % period == 0:
             return torch.ones_like(state.masked)
-        n = len(state.places)
-        rank = torch.where(state.block, torch.where(state.masked, 1, 2), torch.where(state.answer, 3, 4))
+        n, near = len(state.places), inside(state)
+        rank = torch.where(near, torch.where(state.masked, 1, 2), torch.where(state.answer, 3, 4))
         rank = torch.where(state.stale, 0, rank)
-        order = (rank * n + state.places).argsort(1)[:, : max(state.block_length, 2) + spare]
+        order = (rank * n + state.places).argsort(1)[:, : max(window or state.block_length, 2)]
         return torch.zeros_like(state.masked).scatter_(1, order, True)
 
-    return Rule(name or f"ours, everything every {period}", computed, held=held)
+    return Rule(name or f"ours, everything every {period}", computed, candidates, held)
 
 
 @dataclass(frozen=True)
