@@ -2,9 +2,9 @@
 
 At a refresh the scheduler is given the computed output. At the steps in between, the output is predicted. What is
 predicted is the network's estimate of the clean picture. The output that belongs to it follows from the sample at hand
-(tenuto.runtime.levels). With few evaluations, and if a scheduler evaluates twice at one noise level (Heun), the estimate
-of the noise is predicted instead, and nothing is corrected: this is less near on most networks, but the clean estimate
-fails under strong guidance. If the levels of a scheduler are not known, its outputs are predicted as they are.
+(tenuto.runtime.levels). With few evaluations, and if a scheduler evaluates twice at one noise level (Heun), the
+estimate of the noise is predicted instead, and nothing is corrected: this is less near on most networks, but the clean
+estimate fails under strong guidance. If the levels of a scheduler are not known, its outputs are predicted as they are.
 `python -m benchmarks.search` and `python -m benchmarks.strong_rivals` are where this was found.
 
 Correction. At a refresh the values in between can be interpolated, which is more accurate than extrapolating them. So
