@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.networks_of_others.case import Case
+from benchmarks.networks_of_others.levels import cosine_betas
 from benchmarks.networks_of_others.tfjs import read_tensors
 from tenuto.errors import UsageError
 
@@ -188,12 +189,6 @@ def names(layer: nn.Module, numbers: dict[str, Iterator[int]]) -> dict[str, str]
         own = f"group_normalization_{next(numbers['group_normalization'])}"
         return {"weight": f"{own}/Reshape_1/ReadVariableOp", "bias": f"{own}/Reshape_2/ReadVariableOp"}
     return {}
-
-
-def cosine_betas(levels: int, offset: float = 0.008) -> tuple[float, ...]:
-    """Nichol and Dhariwal's cosine levels, with the bounds that this network was trained with."""
-    at = np.cos((np.linspace(0, 1, levels + 1) + offset) / (1 + offset) * np.pi / 2) ** 2
-    return tuple(np.clip(1 - at[1:] / at[:-1], 1e-4, 0.9999).tolist())
 
 
 def load(folder: Path) -> Case:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 import tenuto
 from benchmarks.networks_of_others import faces
 from benchmarks.networks_of_others.case import Case
+from benchmarks.networks_of_others.levels import betas_of, cosine_betas, vp_betas
+from benchmarks.networks_of_others.solvers import SOLVERS, solvers_for
 from benchmarks.networks_of_others.tfjs import read_tensors
 from tenuto.errors import UsageError
 
@@ -34,7 +36,7 @@ class Gaussian(nn.Module):
 
 @pytest.fixture
 def case() -> Case:
-    betas = faces.cosine_betas(100)
+    betas = cosine_betas(100)
     return Case("made up", "a Gaussian", "none", Gaussian(betas), (4, 4), betas, clipped=True)
 
 
@@ -146,3 +148,29 @@ def test_any_scheduler_draws_and_tenuto_evaluates_fewer_steps(case: Case, kind) 
         held = case.draw(pipeline, 20, seeds=[0, 1], samples=2)
     assert case.network.calls < 12
     assert (held - full).abs().max() < 0.2
+
+
+def test_betas_give_back_the_levels_of_a_process() -> None:
+    wanted = np.array([0.9, 0.5, 0.01])
+    np.testing.assert_allclose(np.cumprod(1 - np.array(betas_of(wanted))), wanted)
+    kept = np.cumprod(1 - np.array(vp_betas()))
+    np.testing.assert_allclose(kept[[499, 999]], np.exp([-0.5 * 0.1 - 0.125 * 19.9, -0.1 - 0.5 * 19.9]))
+
+
+def test_the_times_of_karras_levels_are_those_of_the_noise_and_not_rounded(case: Case) -> None:
+    scheduler = SOLVERS["UniPC 2, Karras"](case)
+    scheduler.set_timesteps(10)
+    assert (scheduler.timesteps != scheduler.timesteps.round()).any() and scheduler.timesteps[0] == 99
+    kept = scheduler.alphas_cumprod.double().numpy()
+    ratio = np.log((1 - kept) / kept) / 2
+    found = np.interp(scheduler.timesteps.numpy(), np.arange(100), ratio)
+    np.testing.assert_allclose(found, scheduler.sigmas[:-1].log().numpy(), atol=1e-3)
+
+
+def test_every_solver_draws_with_as_many_evaluations_as_asked_and_converges(case: Case) -> None:
+    truth = case.draw(case.pipeline(), 100, seeds=[0], samples=4)
+    for name, scheduler in solvers_for(case).items():
+        case.network.calls = 0
+        made = case.draw(case.pipeline(scheduler(case)), 25, seeds=[0], samples=4)
+        assert case.network.calls == 25, name
+        assert (made - truth).abs().max() < 0.2, name
