@@ -15,6 +15,8 @@ from tenuto.quality import psnr
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.decoding import decoder_of, picture_shape
 from tenuto_lab.frontier.drawing import DrawingCase, measure_pictures
+from tenuto_lab.frontier.measurements import HIGHEST
+from tenuto_lab.paper.trials import PictureBench
 from tests.helpers.pipelines import tiny_vae
 
 
@@ -69,3 +71,18 @@ def test_the_frontier_measures_decoded_pictures(latent: Model) -> None:
     schedule = tenuto.schedule(latent, steps=8, budget=0.5)
     shown = case.draw(Executor(latent.network, schedule), 8, "ddim", 0)
     assert held.psnr == pytest.approx(float(psnr(shown, drawn).mean()), abs=0.5)
+
+
+def test_the_papers_experiments_compare_decoded_pictures(latent: Model) -> None:
+    bench = PictureBench(latent, samples=2, seeds=[0])
+    full, _ = bench.full(4)
+    assert [images.shape for images in full] == [(2, 3, 8, 8)]
+    assert bench.trial(lambda steps, blocks: Executor(latent.network), steps=4).values["psnr"] == [HIGHEST] * 2
+
+
+def test_the_page_shows_decoded_pictures(latent: Model) -> None:
+    pytest.importorskip("gradio")
+    from tenuto.ui.compare import SIDE, compare_pictures
+
+    found = compare_pictures(latent, tenuto.schedule(latent, steps=4, budget=0.5), [0, 1])
+    assert found.full.mode == "RGB" and len(found.decibels) == 2 and found.full.size[1] >= SIDE
