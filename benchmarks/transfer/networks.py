@@ -5,8 +5,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.networks_of_others import electric_load, emulated_spectra, faces, power_spectra, wind
+from benchmarks.networks_of_others import (
+    electric_load,
+    emulated_spectra,
+    faces,
+    korean,
+    piano,
+    power_spectra,
+    proteins,
+    wind,
+)
 from benchmarks.networks_of_others.case import Case
+from benchmarks.networks_of_others.masked import MaskedCase
 
 
 @dataclass(frozen=True)
@@ -24,4 +34,10 @@ NETWORKS: Mapping[str, Entry] = {
     "wind": Entry(wind.load, (50, 20), chosen_by=True),
     "wind, speed": Entry(partial(wind.load, preset="1ch"), (50, 20), chosen_by=False),
     "wind, speed and direction": Entry(partial(wind.load, preset="3ch"), (50, 20), chosen_by=False),
+}
+# Language models; results on none of them had a part in choosing anything.
+WRITERS: Mapping[str, Callable[[Path], MaskedCase]] = {
+    "piano": piano.load,
+    "proteins": proteins.load,
+    "Korean": korean.load,
 }

@@ -19,6 +19,13 @@ NOTATION = (
     "DPM-Solver++ and DEIS in several settings, whose times are not rounded. Differences are of the better of our two "
     "ways less the rival, sample by sample; p by flipped signs, not corrected for the number of comparisons.\n"
 )
+WRITING = (
+    "Each network continues prompts by unmasking tokens, with a temperature of 1 and from the same random numbers "
+    "by every way. *Full* writes one token a step and computes everything. *tenuto* keeps the keys and values of "
+    "attention, and computes only the block that is being written, except at full steps. *Work* is the share of "
+    "positions computed. The log-likelihood is the network's own, in nats a token, of each written token given "
+    "the others. No constant was chosen by results on these networks.\n"
+)
 HINDSIGHT = {
     True: "Results on this network had a part in choosing constants of the default.",
     False: "No constant of the default was chosen by results on this network.",
@@ -29,7 +36,34 @@ def tables(record: Mapping[str, Any]) -> str:
     parts = ["# The default schedule on networks that others trained\n", NOTATION, *_counted(record)]
     for name, found in record["networks"].items():
         parts += [f"## {name[0].upper()}{name[1:]}\n", _about(found), *_ways(found), ""]
+    if record.get("writers"):
+        parts += ["# Language models that others trained\n", WRITING]
+    for name, found in record.get("writers", {}).items():
+        parts += [f"## {name[0].upper()}{name[1:]}\n", _about_writer(found), *_written(found), ""]
     return "\n".join(parts)
+
+
+def _about_writer(found: Mapping[str, Any]) -> str:
+    known = found["network"]
+    return (
+        f"{known['about'][0].upper()}{known['about'][1:]}: {known['parameters']:,} parameters, of {known['source']}. "
+        f"{known['length']} tokens in {known['blocks']} blocks, {found['seeds']} texts after each of "
+        f"{found['samples']} prompts; {origin(found['provenance'])}.\n"
+    )
+
+
+def _written(found: Mapping[str, Any]) -> list[str]:
+    rows = []
+    for row in found["rows"]:
+        one = row["against_full"]
+        same, judged = ((row[key], (row[f"{key}_high"] - row[f"{key}_low"]) / 2) for key in ("same", "likelihood"))
+        p = f"p = {one['p']:.2g}" if one["p"] >= 0.001 else "p < 0.001"
+        difference = (
+            "" if one["a"] == one["b"] else f"{one['difference']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}] {p}"
+        )
+        cells = [row["way"], f"{row['work']:.1%}", f"{same[0]:.1%} ± {same[1]:.1%}"]
+        rows.append([*cells, f"{judged[0]:.3f} ± {judged[1]:.3f}", difference])
+    return _table(["way", "work", "tokens as in the full run", "log-likelihood", "less the full run's"], rows)
 
 
 def _about(found: Mapping[str, Any]) -> str:
