@@ -96,13 +96,16 @@ def measure(
         full = drawn.full(count)
         each = {"full": decibels(full, full, peak), "converged": decibels(full, converged, peak)}
         rows.append({"way": FULL, "steps": count, "evaluations": count, **summary(each)})
+        known_already = set()
         for budget in budgets:
+            if (evaluations := drawn.ours(count, budget)[1]) in known_already:
+                continue  # in few steps, two budgets can mean the same schedule
+            known_already.add(evaluations)
             found = ways(drawn, count, budget)
             near = {
                 way: {"full": decibels(made, full, peak), "converged": decibels(made, converged, peak)}
                 for way, (made, _) in found.items()
             }
-            evaluations = found[OURS][1]
             at = {"steps": count, "budget": budget, "of_ours": evaluations}
             rows += [{"way": way, **at, "evaluations": found[way][1], **summary(each)} for way, each in near.items()]
             for target in ("full", "converged"):

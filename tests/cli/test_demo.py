@@ -13,16 +13,16 @@ from tests.cli.conftest import Run
 
 
 def test_the_demo_tells_its_story(tenuto: Run, tmp_path: Path) -> None:
-    status, out, err = tenuto("demo", "--model", "tiny-dit", "--steps", 8, "--out", "demo")
+    status, out, err = tenuto("demo", "--model", "tiny-dit", "--steps", 20, "--out", "demo")
     assert status == 0, err
-    assert "█···█···" in out and "speed-up" in out and "report.html" in err
+    assert "█·" in out and "steps 1 to 20" in out and "speed-up" in out and "report.html" in err
     made = {file.name for file in (tmp_path / "demo").iterdir()}
     pictures = {"full.png", "scheduled.png", "difference.png"}
     assert made == pictures | {"report.html", "demo.json", "schedule.json"}  # no scores: the default reads none
     page = (tmp_path / "demo" / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 3 and page.count("<svg") == 1
     result = json.loads((tmp_path / "demo" / "demo.json").read_text())
-    assert result["work"] == 0.25 and result["psnr_mean"] > 15
+    assert result["work"] < 0.5 and result["psnr_mean"] > 15
     assert {"command", "commit", "torch", "hardware", "seed", "date"} <= set(result)
 
 
