@@ -25,9 +25,9 @@ def with_exact_times(kind: type) -> type:
     class Exact(kind):  # type: ignore[misc]
         def set_timesteps(self, num_inference_steps: int, device: Any = None, **options: Any) -> None:
             super().set_timesteps(num_inference_steps, device=device, **options)
-            kept = self.alphas_cumprod.double().numpy()
+            kept = self.alphas_cumprod.double().cpu().numpy()
             known = np.log((1 - kept) / kept) / 2  # log σ/α of each level, rising
-            wanted = np.log(self.sigmas[: len(self.timesteps)].double().numpy())
+            wanted = np.log(self.sigmas[: len(self.timesteps)].double().cpu().numpy())
             self.timesteps: Any = torch.from_numpy(np.interp(wanted, known, np.arange(len(kept)))).float().to(device)
 
     Exact.__name__ = kind.__name__
