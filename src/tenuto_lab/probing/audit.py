@@ -11,8 +11,9 @@ No unit is held: each is probed with all others computed, so nothing here depend
 is a trajectory of its own (with guidance, the conditional and the unconditional half are two), and Q is their mean.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -46,7 +47,8 @@ class Audit:
     q: NDArray[np.float64]  # [unit]
     amplification: NDArray[np.float64]  # [unit]: P̂, mean over steps and trajectories
     drift: NDArray[np.float64]  # [unit]: D̂, mean over steps and trajectories
-    drift_r2: NDArray[np.float64]  # [unit]: R² of the fit drift = D · age, a line through the origin
+    drift_r2: NDArray[np.float64]  # [unit]: R² of the fit drift = D · age, one line through the origin for all rows
+    drift_r2_each: NDArray[np.float64]  # [unit, trajectory]: the same, a line for each trajectory
     window: tuple[int, int]  # first and last step, counted from 1
     trajectories: int
 
@@ -72,6 +74,10 @@ class Audit:
     @property
     def median_drift_r2(self) -> float:
         return float(np.median(self.drift_r2))
+
+    @property
+    def median_drift_r2_each(self) -> float:
+        return float(np.nanmedian(self.drift_r2_each))
 
 
 def audit(
@@ -110,11 +116,11 @@ def audit(
     probes = [_Probe(model.network, one, names, conditioning) for one in trajectories]
     measured: list[_AuditedStep] = []
     for step in range(first, steps):
-        for probe in probes:
+        for batch, probe in enumerate(probes):
             if (step - first) % every == 0:
                 probe.refresh(step)
             else:
-                measured.append(probe.measure(step))
+                measured.append(replace(probe.measure(step), batch=batch))
         progress(step + 1)
     return _collected(names, scores, measured, beta, (first + 1, steps), sum(probe.rows for probe in probes))
 
@@ -127,6 +133,7 @@ class _AuditedStep:
     age: int  # s − r
     drift: NDArray[np.float64]  # D̂, [unit, row]
     amplification: NDArray[np.float64]  # P̂, [unit, row]
+    batch: int = 0
 
 
 def _collected(
@@ -153,9 +160,20 @@ def _collected(
         amplification=amplification.mean(axis=1),
         drift=drift.mean(axis=1),
         drift_r2=np.array([line_r2(ages, row) for row in drift * ages]),
+        drift_r2_each=np.concatenate(
+            [_lines(measured, batch) for batch in sorted({one.batch for one in measured})], axis=1
+        ),
         window=window,
         trajectories=rows,
     )
+
+
+def _lines(measured: Sequence[_AuditedStep], batch: int) -> NDArray[np.float64]:
+    """[unit, row]: R² of one line for each trajectory of a batch."""
+    some = [one for one in measured if one.batch == batch]
+    ages = np.array([one.age for one in some])
+    drifts = np.stack([one.drift * one.age for one in some], axis=-1)  # [unit, row, step]
+    return np.array([[line_r2(ages, row) for row in rows] for rows in drifts])
 
 
 def line_r2(ages: NDArray[Any], drifts: NDArray[np.float64]) -> float:
@@ -200,7 +218,8 @@ class _Probe:
     @torch.no_grad()
     def _seen(self, evaluation: RecordedEvaluation) -> "_Noting":
         seen = _Noting()
-        evaluation.again(self._network, seen)
+        with branch_inputs(self._network, self._names, seen.inputs):
+            evaluation.again(self._network, seen)
         if self._conditioning is not None:
             seen.condition = self._conditioning(*evaluation.inputs, **evaluation.named)
         return seen
@@ -221,9 +240,32 @@ class _Noting:
         self.condition: Tensor | None = None
 
     def __call__(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
-        self.inputs[unit] = h
+        self.inputs.setdefault(unit, h)
         self.streams[unit], self.updates[unit] = computed(h, branch, gate, "update")
         return self.streams[unit]
+
+
+@contextmanager
+def branch_inputs(network: Network, names: Sequence[str], found: dict[str, Tensor]) -> Iterator[None]:
+    """Notes what the branch of each convolutional unit reads, where that is not the stream it is added to.
+
+    A UNet's residual block reads its input, and adds its update to a shortcut convolution of that input.
+    """
+    denoiser = getattr(network, "denoiser", None)
+    modules = {} if denoiser is None else dict(denoiser.named_modules())
+    hooks = []
+    for name in names:
+        if getattr(modules.get(name), "conv_shortcut", None) is not None:
+
+            def note(module: object, given: tuple[Any, ...], name: str = name) -> None:
+                found[name] = given[0]
+
+            hooks.append(modules[name].register_forward_pre_hook(note))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def directional(
