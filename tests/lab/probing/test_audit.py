@@ -126,6 +126,7 @@ def test_a_batch_counts_as_its_trajectories(model: Any, found: Any) -> None:
         conditioning=conditioning_of(model),
         every=3,
     )
+    assert np.allclose(one_by_one.drift_r2_each, found.drift_r2_each, rtol=1e-5) and found.drift_r2_each.shape == (4, 2)
     for name in ("q", "amplification", "drift", "drift_r2"):
         assert np.allclose(getattr(one_by_one, name), getattr(found, name), rtol=1e-6)
     assert one_by_one.trajectories == 2
