@@ -62,7 +62,7 @@ def bounds(lab: Lab) -> ExperimentResult:
         f"{spread(rows, 'Theorem 1: bound over')} times above the true error.",
         limits=SMALL
         + " One unit is frozen at a time. Movement and amplification are measured, so only the weight-only "
-        "factor is a bound.",
+        "factor is a bound. AdaLN's scale, shift and gate lie outside of the lemma.",
     )
 
 

@@ -52,12 +52,22 @@ class Trial:
         return float(np.std(found, ddof=1)) if len(found) > 1 else None
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Numbers of six digits: more only makes journals long."""
+        rounded: dict[str, Any] = _shorter(asdict(self))
+        return rounded
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> "Trial":
         figures = {name: (value[0], value[1], value[2]) for name, value in found["figures"].items()}
         return cls(**{**found, "figures": figures})
+
+
+def _shorter(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _shorter(one) for key, one in value.items()}
+    return [_shorter(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def difference(a: Trial, b: Trial, name: str) -> tuple[Interval, float]:
