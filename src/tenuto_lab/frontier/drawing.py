@@ -14,8 +14,9 @@ from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto.quality import psnr
 from tenuto.runtime.executor import Executor
-from tenuto.sampling.pictures import Sampling, Solver, generate
+from tenuto.sampling.pictures import Sampling, Solver, decode, generate
 from tenuto.scoring.scores import Scores
+from tenuto_lab.frontier.captions import Draw
 from tenuto_lab.frontier.measurements import (
     HIGHEST,
     Frontier,
@@ -72,19 +73,26 @@ class DrawingCase:
     rivals: bool = True
     rankings: bool = True
     ours_only: bool = False  # measure only the full run and the default
+    vae: Any = None  # decodes latents
+    texts: Draw | None = None  # draws captions by a pipeline's own text encoders
 
     def draw(self, executor: Executor, steps: int, solver: Solver, seed: int, count: int | None = None) -> Tensor:
-        wanted = list(self.wanted)[:count]
-        by_class = self.model.architecture.asks_for == "class"
-        return generate(
-            self.model,
-            wanted if by_class else None,
-            captions=None if by_class else wanted,
-            seed=seed * APART,
-            executor=executor,
-            sampling=Sampling(steps=steps, solver=solver),
-            batch=self.batch,
-        ).clamp(-1, 1)
+        """Pictures in [-1, 1]. Latents are decoded as they are; only pictures are clamped."""
+        wanted, sampling = list(self.wanted)[:count], Sampling(steps=steps, solver=solver)
+        if self.texts is not None:
+            made = self.texts(executor, sampling, wanted, seed * APART)
+        else:
+            by_class = self.model.architecture.asks_for == "class"
+            made = generate(
+                self.model,
+                wanted if by_class else None,
+                captions=None if by_class else wanted,
+                seed=seed * APART,
+                executor=executor,
+                sampling=sampling,
+                batch=self.batch,
+            )
+        return (made if self.vae is None else decode(made.float(), self.vae)).clamp(-1, 1)
 
 
 def measure_pictures(
@@ -193,7 +201,8 @@ class _DrawingRun:
 
 def _calibration(case: DrawingCase) -> Drifts:
     """SmoothCache's calibration. Its time is not counted."""
-    few = DrawingCase(case.model, case.steps, list(case.wanted)[:CALIBRATION], batch=CALIBRATION)
+    some = list(case.wanted)[:CALIBRATION]
+    few = DrawingCase(case.model, case.steps, some, batch=CALIBRATION, vae=case.vae, texts=case.texts)
     return drifts(case.model, case.steps, lambda executor: few.draw(executor, case.steps, "ddim", seed=99))
 
 

@@ -14,6 +14,7 @@ from tenuto.models import Model
 from tenuto.quality import psnr
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.pictures import Sampling, Solver, decode, generate
+from tenuto_lab.frontier.captions import Draw
 from tenuto_lab.frontier.measurements import HIGHEST, timed, work_of
 from tenuto_lab.judging.judges import Judge
 from tenuto_lab.judging.statistics import Distance
@@ -23,7 +24,6 @@ from tenuto_lab.rivals import Rival
 APART = 100_000  # distance between the noise seeds of two rounds
 STEPS = {"unet": 50}  # the paper's, of SDXL; all others take 100
 GUIDANCE = {"dit": 1.5, "uvit": 1.5, "unet": 7.5}  # the paper's
-Draw = Callable[[Executor, Sampling, Sequence[str], int], Tensor]  # (executor, sampling, captions, first seed)
 
 
 class PictureBench(ModelBench):

@@ -34,8 +34,9 @@ def judged(tmp_path: Path) -> list[str]:
     return ["--inception", str(tmp_path / "inception.pt"), "--reference", str(tmp_path / "real.npz")]
 
 
-def done(name: str, tmp_path: Path, *arguments: str) -> dict[str, Any]:
-    options = ["--samples", "4", "--seeds", "2", "--steps", "8", "-o", str(tmp_path / "out"), "--json"]
+def done(name: str, tmp_path: Path, *arguments: str, size: tuple[int, int, int] = (4, 2, 8)) -> dict[str, Any]:
+    samples, seeds, steps = map(str, size)
+    options = ["--samples", samples, "--seeds", seeds, "--steps", steps, "-o", str(tmp_path / "out"), "--json"]
     found = CliRunner().invoke(app, ["experiment", name, *options, *arguments])
     assert found.exit_code == 0, found.output
     record: dict[str, Any] = json.loads((tmp_path / "out" / f"{name}.json").read_text())
@@ -75,7 +76,7 @@ def test_an_sdxl_directory_draws_captions_from_a_file(name: str, tmp_path: Path,
     place = layouts.sdxl(tmp_path / "sdxl")
     (tmp_path / "coco.txt").write_text("a car\na cat\n")
     more = ["--captions", str(tmp_path / "coco.txt"), "--dtype", "bfloat16", "--granularity", "block"]
-    record = done(name, tmp_path, "--checkpoint", str(place), *more, *judged)
+    record = done(name, tmp_path, "--checkpoint", str(place), *more, *judged, size=(2, 1, 6))
     claims = [row for row in record["rows"] if row["holds"] is not None]
     assert claims and all(row["measured"] is not None and row["granularity"] == "block" for row in claims)
 
@@ -98,6 +99,30 @@ def test_an_sdxl_directory_draws_what_its_pipeline_draws(tmp_path: Path) -> None
     wanted = pipe(["a car", "a cat"], latents=noise, num_inference_steps=4, guidance_scale=3.0, output_type="latent",
                   negative_prompt=["", ""]).images  # fmt: skip
     torch.testing.assert_close(latents, wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("make", [layouts.latent_dit, layouts.sdxl], ids=["dit", "sdxl"])
+def test_the_frontier_runs_on_them_as_well(make: Any, tmp_path: Path) -> None:
+    place = make(tmp_path / "model")
+    (tmp_path / "coco.txt").write_text("a car\na cat\n")
+    more = ["--captions", str(tmp_path / "coco.txt")] if make is layouts.sdxl else []
+    options = [
+        "--samples",
+        "2",
+        "--seeds",
+        "1",
+        "--steps",
+        "10",
+        "--budget",
+        "0.5",
+        "--no-rivals",
+        "--dtype",
+        "bfloat16",
+    ]
+    found = CliRunner().invoke(app, ["frontier", str(place), *options, *more, "--json"])
+    assert found.exit_code == 0, found.output
+    rows = json.loads(found.stdout)["rows"]
+    assert rows[0]["psnr"] == 200 and all(row["psnr"] > 5 for row in rows)
 
 
 def test_a_llada_directory_answers_problems_from_a_file(tmp_path: Path) -> None:

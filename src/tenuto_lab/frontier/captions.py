@@ -4,7 +4,7 @@ The UNet runs at the seam, under whatever executor an experiment brings; text en
 pipeline's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from tenuto.errors import CheckpointError, UsageError, first_line
 from tenuto.models import Model, find
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.pictures import Sampling, guide, make_solver, sampler_course
+
+Draw = Callable[[Executor, Sampling, Sequence[str], int], Tensor]  # (executor, sampling, captions, first seed)
 
 
 class PipelineTexts:
