@@ -107,6 +107,7 @@ _ALL = (
         "Knowing the outcome, 29 % of the layer-steps (930 of 3,200) keep the output within 0.5 %.",
         "Table 6 and appendix",
         "oracle:oracle",
+        ("tiny-llada", "tiny-dit", "tiny-uvit"),  # the paper has LLaDA's only; a UNet's search takes hours
         samples=20,
         text_samples=20,
         seeds=1,

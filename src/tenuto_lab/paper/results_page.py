@@ -34,9 +34,19 @@ block share one score and one lifetime, as the paper counts its layer-steps; *by
 """
 
 
+REJUDGED = """\
+**Where today's figures come from.** The verdicts on these experiments were made later, from figures
+measured before, by branches only, at 50 steps (text: 64), with 3 seeds and one random order, in which the paired
+difference of two FIDs was not stored. Its interval is therefore as wide as any correlation could make it: {titles}.
+The commands below measure them again with the paper's protocol.
+"""
+
+
 def results_page(records: Sequence[Mapping[str, Any]], folder: str, ladder: Mapping[str, Any] | None = None) -> str:
     """The page. folder: path from the page to the tables and figures."""
     lines = [INTRODUCTION, *abstract_table(records, ladder), READING]
+    if old := [record["title"].lower() for record in records if record["provenance"].get("rejudged")]:
+        lines.append(REJUDGED.format(titles="; ".join(old)))
     lines += [
         "## Every experiment\n",
         "| experiment | the paper | yes | no | cannot tell | nearer: yes, no, cannot tell | rests on |",

@@ -1,5 +1,6 @@
 """Does the score predict what freezing a unit costs? And do the terms that it leaves out matter?"""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ from tenuto_lab.paper.experiment_results import ClaimRow, ExperimentResult, Figu
 from tenuto_lab.paper.operating import SMALL
 from tenuto_lab.paper.trials import Bench, scheduled
 from tenuto_lab.paper.ways import BUDGETS, UNCERTAIN, comparison, in_full, named, spectral, tried
-from tenuto_lab.probing.audit import audit, conditioning_of, ddim_betas
+from tenuto_lab.probing.audit import Audit, audit, conditioning_of, ddim_betas, from_json, joined, to_json
 from tenuto_lab.probing.sensitivity import depth_regression, freeze_errors, spearman
 
 FEW_STEPS, FEW_SAMPLES = 20, 8  # of the runs that orient rankings
+TOGETHER = 32  # samples that are audited at a time
 FROZEN = 0.35  # share of the steps before the freeze
 MOST_CV, LEAST_R2 = 0.5, 0.8  # of what the paper calls moderate dispersion, and a linear drift
 SPEARMAN = {"llada": 0.76, "dit": 0.70, "uvit": 0.66, "unet": 0.71}
@@ -129,29 +131,9 @@ def audited(lab: Lab) -> ExperimentResult:
         name, steps = bench.model.name, lab.steps or bench.steps
         paper = AUDIT.get(bench.family, (None, None, None, None))
 
-        def measure(bench: Bench = bench, steps: int = steps) -> dict[str, Any]:
-            lab.say(f"{bench.model.name}: probing {len(bench.model.units)} units")
-            noise = bench.model.noise
-            found = audit(
-                bench.model,
-                bench.scores,
-                bench.sample(steps),
-                betas=None if noise is None else ddim_betas(noise, steps),
-                conditioning=conditioning_of(bench.model),
-            )
-            return {
-                "b": found.b.tolist(),
-                "q": found.q.tolist(),
-                "rho_b": found.score_and_b.rho,
-                "rho_q": found.score_and_q.rho,
-                "p_q": found.score_and_q.p,
-                "cv": found.cv,
-                "r2": found.median_drift_r2,
-                "r2_each": found.median_drift_r2_each,
-                "trajectories": found.trajectories,
-            }
-
-        noted = lab.once(f"{name}, {steps} steps: audit", measure)
+        found = _audit(lab, bench, steps)
+        noted = {"rho_b": found.score_and_b.rho, "rho_q": found.score_and_q.rho, "p_q": found.score_and_q.p}
+        noted |= {"cv": found.cv, "r2": found.median_drift_r2, "r2_each": found.median_drift_r2_each}
         rows += [
             ClaimRow(
                 "ρ of score and B",
@@ -175,7 +157,7 @@ def audited(lab: Lab) -> ExperimentResult:
                 paper[3],
                 noted["r2"],
                 holds=_yes(noted["r2"] >= LEAST_R2),
-                note=f"{noted['trajectories']} trajectories",
+                note=f"{found.trajectories} trajectories",
             ),
             ClaimRow(
                 "median R² of drift against age, a line for each trajectory",
@@ -186,12 +168,29 @@ def audited(lab: Lab) -> ExperimentResult:
                 note="the paper does not say which of the two it means",
             ),
         ]
-        rows += _reordered(lab, bench, noted["b"])
+        rows += _reordered(lab, bench, found.b.tolist())
     return ExperimentResult(
         rows,
         f"Q varies by {spread(rows, 'variation of Q')} of its mean over the units, where the paper has 0.26 to 0.41.",
         limits=SMALL,
     )
+
+
+def _audit(lab: Lab, bench: Bench, steps: int) -> Audit:
+    """The audit of all samples, some at a time, so that an interrupted run goes on."""
+    noise = bench.model.noise
+    betas = None if noise is None else ddim_betas(noise, steps)
+    count = (lab.text_samples or lab.samples) if bench.writes else lab.samples
+
+    def measure(first: int) -> dict[str, Any]:
+        lab.say(f"{bench.model.name}: probing {len(bench.model.units)} units on samples from {first} of {count} on")
+        sample = bench.sample(steps, min(TOGETHER, count - first), first)
+        conditioning = conditioning_of(bench.model)
+        return to_json(audit(bench.model, bench.scores, sample, betas=betas, conditioning=conditioning))
+
+    key = f"{bench.model.name}, {steps} steps: audit of samples from"
+    parts = [lab.once(f"{key} {first}", partial(measure, first)) for first in range(0, count, TOGETHER)]
+    return joined([from_json(part) for part in parts])
 
 
 def _reordered(lab: Lab, bench: Bench, b: list[float]) -> list[ClaimRow]:

@@ -47,7 +47,7 @@ class Audit:
     q: NDArray[np.float64]  # [unit]
     amplification: NDArray[np.float64]  # [unit]: P̂, mean over steps and trajectories
     drift: NDArray[np.float64]  # [unit]: D̂, mean over steps and trajectories
-    drift_r2: NDArray[np.float64]  # [unit]: R² of the fit drift = D · age, one line through the origin for all rows
+    moments: NDArray[np.float64]  # [unit, 5]: of ages a and drifts d = D̂ · a: n, Σ a², Σ a d, Σ d, Σ d²
     drift_r2_each: NDArray[np.float64]  # [unit, trajectory]: the same, a line for each trajectory
     window: tuple[int, int]  # first and last step, counted from 1
     trajectories: int
@@ -70,6 +70,14 @@ class Audit:
     def cv(self) -> float:
         """The coefficient of variation of Q over the units."""
         return float(self.q.std() / self.q.mean())
+
+    @property
+    def drift_r2(self) -> NDArray[np.float64]:
+        """[unit]: R² of the fit drift = D · age, one line through the origin for all trajectories together."""
+        n, aa, ad, d, dd = self.moments.T
+        spread = dd - d**2 / n
+        found: NDArray[np.float64] = 1 - (dd - ad**2 / aa) / np.where(spread > 0, spread, np.nan)
+        return found
 
     @property
     def median_drift_r2(self) -> float:
@@ -159,13 +167,55 @@ def _collected(
         q=(factors * amplification * drift * ages).sum(axis=1) / rows,
         amplification=amplification.mean(axis=1),
         drift=drift.mean(axis=1),
-        drift_r2=np.array([line_r2(ages, row) for row in drift * ages]),
+        moments=np.array([_moments(ages, row) for row in drift * ages]),
         drift_r2_each=np.concatenate(
             [_lines(measured, batch) for batch in sorted({one.batch for one in measured})], axis=1
         ),
         window=window,
         trajectories=rows,
     )
+
+
+def joined(parts: Sequence[Audit]) -> Audit:
+    """The audit of several sets of trajectories of one model as one audit."""
+    shares = np.array([part.trajectories for part in parts]) / sum(part.trajectories for part in parts)
+    means = {
+        name: np.einsum("p,pu->u", shares, np.stack([getattr(part, name) for part in parts]))
+        for name in ("q", "amplification", "drift")
+    }
+    return replace(
+        parts[0],
+        **means,
+        moments=np.sum([part.moments for part in parts], axis=0),
+        drift_r2_each=np.concatenate([part.drift_r2_each for part in parts], axis=1),
+        trajectories=sum(part.trajectories for part in parts),
+    )
+
+
+ARRAYS = ("score", "q", "amplification", "drift", "moments", "drift_r2_each")
+
+
+def to_json(found: Audit) -> dict[str, Any]:
+    """An audit as plain numbers, for a journal; NaN becomes null."""
+    arrays = {name: getattr(found, name) for name in ARRAYS}
+    numbers = {name: _without_nan(one.tolist()) for name, one in arrays.items()}
+    return {"units": list(found.units), "window": list(found.window), "trajectories": found.trajectories, **numbers}
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nan(one) for one in value]
+    return None if np.isnan(value) else value
+
+
+def from_json(noted: Mapping[str, Any]) -> Audit:
+    arrays = {name: np.array(noted[name], dtype=np.float64) for name in ARRAYS}
+    first, last = noted["window"]
+    return Audit(tuple(noted["units"]), window=(first, last), trajectories=noted["trajectories"], **arrays)
+
+
+def _moments(ages: NDArray[Any], drifts: NDArray[np.float64]) -> list[float]:
+    return [len(ages), *(float(one) for one in (ages @ ages, ages @ drifts, drifts.sum(), drifts @ drifts))]
 
 
 def _lines(measured: Sequence[_AuditedStep], batch: int) -> NDArray[np.float64]:
