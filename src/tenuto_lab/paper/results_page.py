@@ -81,6 +81,10 @@ def running() -> list[str]:
         "python -m benchmarks.ladder",
         "```",
         "",
+        "The same in bfloat16, beside it: `tenuto lab experiment all --device cuda --dtype bfloat16 --resume "
+        "--minutes 9 "
+        "-o results/experiments-bfloat16`. A run that stopped in time ends with the status 75.",
+        "",
         "One table of the paper. The times are estimates for one H200 with the paper's protocol (100 steps, "
         "50 of SDXL; "
         "10 seeds), not measurements. Without a GPU, add `--samples 8 --seeds 1 --steps 20`: that shows the "

@@ -14,7 +14,9 @@ from tenuto_lab.paper.experiment_results import ClaimRow, ExperimentResult, Figu
 from tenuto_lab.paper.operating import SMALL
 from tenuto_lab.paper.trials import Bench, scheduled
 from tenuto_lab.paper.ways import BUDGETS, UNCERTAIN, comparison, in_full, named, spectral, tried
-from tenuto_lab.probing.audit import Audit, audit, conditioning_of, ddim_betas, from_json, joined, to_json
+from tenuto_lab.probing.audit import audit
+from tenuto_lab.probing.audit_inputs import conditioning_of, ddim_betas
+from tenuto_lab.probing.audit_results import Audit, from_json, joined, to_json
 from tenuto_lab.probing.sensitivity import depth_regression, freeze_errors, spearman
 
 FEW_STEPS, FEW_SAMPLES = 20, 8  # of the runs that orient rankings

@@ -12,7 +12,7 @@ from tenuto_lab.paper.conditions import Lab
 from tenuto_lab.paper.experiment_results import ClaimRow, ExperimentResult, spread
 from tenuto_lab.paper.operating import SMALL, TAU
 from tenuto_lab.paper.trials import Bench
-from tenuto_lab.probing.audit import ddim_betas
+from tenuto_lab.probing.audit_inputs import ddim_betas
 from tenuto_lab.probing.bound import DIRECT, bound, ddim_alphas
 from tenuto_lab.probing.quantised import Bits, scores_quantised
 from tenuto_lab.probing.sensitivity import spearman

@@ -26,6 +26,7 @@ from tenuto.scoring.units import Granularity
 from tenuto_lab.judging.statistics import SPREAD, Interval, mean_interval, paired_test
 
 Way = Callable[[int, int], Executor]  # (steps, blocks)
+FLIPS = 20_000  # of a paired test: its least p must survive the correction for a hundred comparisons
 
 
 @dataclass
@@ -73,7 +74,7 @@ def _shorter(value: Any) -> Any:
 def difference(a: Trial, b: Trial, name: str) -> tuple[Interval, float]:
     """a − b over the same samples, with its 95 % interval, and the p of a paired test."""
     one, other = np.array(a.values[name]), np.array(b.values[name])
-    return mean_interval(one - other, 500), paired_test(one, other, 2000)
+    return mean_interval(one - other, 500), paired_test(one, other, FLIPS)
 
 
 def fid_gain(a: Trial, b: Trial) -> Interval | None:

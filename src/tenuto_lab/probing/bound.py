@@ -27,7 +27,7 @@ from torch import Tensor
 from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto.scoring.scores import Scores, UnitScore
-from tenuto_lab.probing.audit import _norms, _Noting, directional
+from tenuto_lab.probing.audit import Noting, directional, norms
 from tenuto_lab.probing.sensitivity import Correlation, freeze_errors, spearman
 from tenuto_lab.probing.trajectory import Sample, record
 
@@ -95,13 +95,11 @@ def bound(
         for s in range(last, steps):
             now = _noted(model, trajectory[s])
             for i, name in enumerate(names):
-                moved = _norms(now.inputs[name] - then.inputs[name]).cpu()
+                moved = norms(now.inputs[name] - then.inputs[name]).cpu()
                 change = now.updates[name] - then.updates[name]
-                slopes[i] = max(slopes[i], float((_norms(change).cpu() / (moved + 1e-12)).max()))
-                reached = _norms(
-                    directional(model.network, trajectory[s], name, change, _before(now.streams, names, i))
-                )
-                amplified = reached.cpu() / (_norms(change).cpu() + 1e-12)
+                slopes[i] = max(slopes[i], float((norms(change).cpu() / (moved + 1e-12)).max()))
+                reached = norms(directional(model.network, trajectory[s], name, change, _before(now.streams, names, i)))
+                amplified = reached.cpu() / (norms(change).cpu() + 1e-12)
                 length = branch_bound(scores.units[i], now.inputs[name])
                 lemma[i] = max(lemma[i], length)
                 sums[i] += later[s] * abs(betas[s]) * amplified * length * moved
@@ -113,15 +111,15 @@ def bound(
 
 def branch_bound(unit: UnitScore, x: Tensor) -> float:
     """Lemma 2 for one branch behind its norm, at inputs x [rows, tokens, width]."""
-    norms = {role: one.spectral_norm for part in unit.components for role, one in part.spectra.items()}
+    spectral = {role: one.spectral_norm for part in unit.components for role, one in part.spectra.items()}
     spread = float(x.double().std(dim=-1).min().clamp(min=1e-6))
     n, d = x.shape[-2], x.shape[-1]
     if unit.kind == "mlp":
-        inner = SLOPE * norms["w2"] * norms["w1"]
+        inner = SLOPE * spectral["w2"] * spectral["w1"]
     else:
         head = unit.components[0].component.head_dim or 1
-        scores = 2 * math.sqrt(n * d) * SOFTMAX * norms["q"] * norms["k"] / math.sqrt(head)
-        inner = norms["o"] * norms["v"] * (math.sqrt(n) + scores)
+        scores = 2 * math.sqrt(n * d) * SOFTMAX * spectral["q"] * spectral["k"] / math.sqrt(head)
+        inner = spectral["o"] * spectral["v"] * (math.sqrt(n) + scores)
     return inner / spread
 
 
@@ -131,8 +129,8 @@ def ddim_alphas(levels: Sequence[float]) -> list[float]:
 
 
 @torch.no_grad()
-def _noted(model: Model, evaluation: object) -> _Noting:
-    seen = _Noting()
+def _noted(model: Model, evaluation: object) -> Noting:
+    seen = Noting()
     evaluation.again(model.network, seen)  # type: ignore[attr-defined]
     return seen
 

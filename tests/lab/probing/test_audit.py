@@ -17,17 +17,9 @@ from tenuto.sampling.masked import MaskedSampling, generate_tokens
 from tenuto.sampling.pictures import make_solver
 from tenuto.scheduling.lifetimes import lifetimes
 from tenuto_lab.candidates.ranked_lifetimes import lifetimes_by
-from tenuto_lab.probing.audit import (
-    _moments,
-    audit,
-    conditioning_of,
-    ddim_betas,
-    directional,
-    from_json,
-    joined,
-    line_r2,
-    to_json,
-)
+from tenuto_lab.probing.audit import audit, directional
+from tenuto_lab.probing.audit_inputs import conditioning_of, ddim_betas
+from tenuto_lab.probing.audit_results import from_json, joined, line_r2, moments, to_json
 from tenuto_lab.probing.trajectory import RecordedEvaluation, record
 from tests.conftest import random_dit, write_checkpoint
 from tests.models.test_llada import TINY as LLADA
@@ -160,7 +152,7 @@ def test_parts_make_up_the_whole(model: Any, found: Any) -> None:
 
 def test_pooled_r2_is_that_of_one_line(found: Any) -> None:
     ages, drifts = np.array([1.0, 2, 3, 1, 2, 3]), np.array([0.5, 1.1, 1.4, 0.7, 1.0, 1.9])
-    one = replace(found, moments=np.array([_moments(ages, drifts)]))
+    one = replace(found, moments=np.array([moments(ages, drifts)]))
     assert one.drift_r2[0] == pytest.approx(line_r2(ages, drifts))
 
 

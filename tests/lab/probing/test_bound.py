@@ -10,7 +10,8 @@ import torch
 import tenuto
 from tenuto.errors import UsageError
 from tenuto.sampling.pictures import Sampling, make_solver
-from tenuto_lab.probing.audit import branch_inputs, ddim_betas
+from tenuto_lab.probing.audit import branch_inputs
+from tenuto_lab.probing.audit_inputs import ddim_betas
 from tenuto_lab.probing.bound import bound, branch_bound, ddim_alphas
 from tenuto_lab.probing.quantised import quantised, scores_quantised
 from tests.conftest import random_dit, write_checkpoint
