@@ -5,8 +5,8 @@
 
 Weights are random, as time does not depend on them. Lifetimes are spectral: those of the small model of the same
 layout, by depth and kind, at the paper's budget, by blocks as the paper counts. Results are written after each
-setting, so that an interrupted run keeps what it has; settings that are in the file already are left out unless
---again is given. A table and a picture are drawn of whatever the file holds.
+setting, so that an interrupted run keeps what it has; settings that this commit has measured already are left out
+unless --again is given. A table and a picture are drawn of whatever the file holds.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ from tenuto.deciding import score
 from tenuto.files import read_json, write_json, write_text
 from tenuto.models import architecture
 from tenuto.models.unet import UNetConfig
-from tenuto.provenance import provenance
+from tenuto.provenance import commit, provenance
 from tenuto_lab.speed.end_to_end import end_to_end
 from tenuto_lab.speed.ladder import TimedNetwork, ceilings, ladder, measure, timed_network, where_time_goes
 from tenuto_lab.speed.ladder_report import ladder_picture, ladder_tables
@@ -91,8 +91,8 @@ def main(
     for name, (family, size) in SETTINGS.items():
         if draw_only or (only and name not in only and family not in only):
             continue
-        if name in known["settings"] and not again:
-            print(f"{name} is in {out} already")
+        if known["settings"].get(name, {}).get("commit") == commit() and not again:
+            print(f"{name} is in {out} already, of this commit")
             continue
         subject = make_subject(family, size, where, dtype, tiny)
         taken = min(steps, 50) if family == "sdxl" else steps  # the paper's 50

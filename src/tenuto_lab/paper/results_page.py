@@ -37,8 +37,8 @@ block share one score and one lifetime, as the paper counts its layer-steps; *by
 REJUDGED = """\
 **Where today's figures come from.** The verdicts on these experiments were made later, from figures
 measured before, by branches only, at 50 steps (text: 64), with 3 seeds and one random order, in which the paired
-difference of two FIDs was not stored. Its interval is therefore as wide as any correlation could make it: {titles}.
-The commands below measure them again with the paper's protocol.
+difference of two FIDs was not stored. Its interval is therefore as wide as any correlation could make it. The commands
+below measure them again with the paper's protocol. This concerns: {titles}.
 """
 
 
