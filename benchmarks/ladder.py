@@ -3,9 +3,10 @@
     python -m benchmarks.ladder                       # all of it, on one GPU
     python -m benchmarks.ladder --only dit --only llada:1x512 --quick
 
-Weights are random, as time does not depend on them. Results are written after each setting, so that an interrupted
-run keeps what it has; settings that are in the file already are left out unless --again is given. A table and a
-picture are drawn of whatever the file holds.
+Weights are random, as time does not depend on them. Lifetimes are spectral: those of the small model of the same
+layout, by depth and kind, at the paper's budget, by blocks as the paper counts. Results are written after each
+setting, so that an interrupted run keeps what it has; settings that this commit has measured already are left out
+unless --again is given. A table and a picture are drawn of whatever the file holds.
 """
 
 from dataclasses import replace
@@ -16,17 +17,19 @@ import torch
 import typer
 
 from benchmarks.places import ROOT, results_of
+from tenuto.deciding import score
 from tenuto.files import read_json, write_json, write_text
 from tenuto.models import architecture
 from tenuto.models.unet import UNetConfig
-from tenuto.provenance import provenance
+from tenuto.provenance import commit, provenance
+from tenuto_lab.speed.end_to_end import end_to_end
 from tenuto_lab.speed.ladder import TimedNetwork, ceilings, ladder, measure, timed_network, where_time_goes
 from tenuto_lab.speed.ladder_report import ladder_picture, ladder_tables
 
 RESULTS, PICTURE = results_of("ladder"), ROOT / "docs" / "images" / "ladder.png"
 # family -> (name, the paper's budget, images or tokens)
 FAMILIES = {
-    "llada": ("LLaDA-8B", 0.35, (512, 128, 1024)),
+    "llada": ("LLaDA-8B", 0.35, (512, 128, 1024, 4096)),
     "dit": ("DiT-XL/2", 0.34, (16, 1)),
     "uvit": ("U-ViT-L/2", 0.36, (16, 1)),
     "sdxl": ("SDXL UNet", 0.32, (8, 1)),
@@ -78,6 +81,7 @@ def main(
     again: Annotated[bool, typer.Option(help="Measure what is in the file already, too.")] = False,
     tiny: Annotated[bool, typer.Option(help="Small networks: to try the script, not to measure.")] = False,
     draw_only: Annotated[bool, typer.Option("--draw-only", help="Measure nothing; draw what the file holds.")] = False,
+    whole: Annotated[bool, typer.Option(help="Also whole generations: sampler, guidance, VAE.")] = True,
     device: Annotated[str, typer.Option(help="Where to run.")] = "cuda" if torch.cuda.is_available() else "cpu",
 ) -> None:
     """Time every way of running a schedule on the full-size networks."""
@@ -87,17 +91,22 @@ def main(
     for name, (family, size) in SETTINGS.items():
         if draw_only or (only and name not in only and family not in only):
             continue
-        if name in known["settings"] and not again:
-            print(f"{name} is in {out} already")
+        if known["settings"].get(name, {}).get("commit") == commit() and not again:
+            print(f"{name} is in {out} already, of this commit")
             continue
         subject = make_subject(family, size, where, dtype, tiny)
-        # An SDXL generation of 100 steps takes a minute; a schedule of 20 has the same patterns, fewer times.
-        rungs = ladder(subject, FAMILIES[family][1], min(steps, 20) if family == "sdxl" else steps, quick)
+        taken = min(steps, 50) if family == "sdxl" else steps  # the paper's 50
+        rungs = ladder(subject, FAMILIES[family][1], taken, quick, score(f"tiny-{family}"))
         rows = measure(subject, rungs, repeats, lambda text: print(text, flush=True))
         known["rows"] = [row for row in known["rows"] if row["case"] != name]
         known["rows"] += [{"case": name, **row.to_json()} for row in rows]
         spent = where_time_goes(subject)
         known["settings"][name] = provenance(device, seed=0, ceilings=ceilings(where), spent=spent)
+        if whole:
+            paper = next(rung.schedule for rung in rungs if rung.schedule is not None and "lifetimes" in rung.name)
+            timed = end_to_end(subject, family, paper, repeats)
+            print(f"{name}  end to end: {timed['eager_s']:.2f} s eager, {timed['scheduled_s']:.2f} s", flush=True)
+            known["settings"][name]["end_to_end"] = timed
         write_json(out, known)
         del subject, rungs, rows
         if where.type == "cuda":

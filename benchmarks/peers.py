@@ -41,7 +41,7 @@ from tenuto.models.unet import SDXL_BASE
 from tenuto.provenance import provenance
 from tenuto.runtime.executor import Mode
 from tenuto.scheduling.schedule import Keep
-from tenuto_lab.speed.ladder import Inputs, _seconds, refreshed
+from tenuto_lab.speed.ladder import Inputs, refreshed, seconds_of
 from tenuto_lab.speed.ladder_report import peers_tables
 
 RESULTS = results_of("peers")
@@ -276,7 +276,7 @@ def measure(peer: Peer, case: Case, repeats: int) -> Row:
             run = peer.attach(module, case, stack)
             row.hooks_attached = sum("forward" in vars(part) for part in module.modules())
             run.generate(case)
-            times = sorted(_seconds(lambda: run.generate(case), case.device) for _ in range(repeats))
+            times = sorted(seconds_of(lambda: run.generate(case), case.device) for _ in range(repeats))
             share = computed_share(run, case, module) if peer.share is None else peer.share
         except Exception as error:  # a peer may fail in any way; the others are to be measured nonetheless
             row.why = reason(error)

@@ -75,7 +75,14 @@ def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
+WITH_CODE = [page for page in sorted(DOCS.glob("*.md")) if blocks_of(page)]  # a page without code would always pass
+
+
+def test_the_guides_have_code_to_run() -> None:
+    assert {page.stem for page in WITH_CODE} >= {"adding-a-model", "diffusers", "evaluation", "language", "schedules"}
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: None) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
@@ -122,7 +129,6 @@ def rows_of_schedulers() -> list[Any]:
 @pytest.mark.parametrize(("name", "cell", "corrected", "told"), rows_of_schedulers())
 def test_the_table_of_schedulers_says_which_are_corrected(name: str, cell: str, corrected: str, told: str) -> None:
     import diffusers
-
 
     if "`eta` above 0" in cell and name == "DDIMScheduler":
         return  # which only `step` is told: tests/pipelines

@@ -18,7 +18,7 @@ from tenuto.scheduling.schedule import Schedule
 from tenuto.scoring.checkpoint import ModuleTensors
 from tenuto.scoring.scores import Progress, Scores, score_tensors, silent
 from tenuto.scoring.spectrum import ETA
-from tenuto.scoring.units import WHOLE, Subject, Unscored
+from tenuto.scoring.units import WHOLE, Granularity, Subject, Unscored
 
 Policy = Literal["refresh", "rewrite", "lifetimes"]
 
@@ -43,7 +43,7 @@ class PolicyKind:
 POLICIES: Mapping[str, PolicyKind] = {
     "refresh": PolicyKind("refresh", ("evaluations", "every", "predict", "keep", "correction", "log_snr")),
     "rewrite": PolicyKind("rewrite", ("every", "blocks", "rows", "held")),
-    "lifetimes": PolicyKind("lifetimes", ("tau", "min_lifetime", "predict", "keep"), reads_scores=True),
+    "lifetimes": PolicyKind("lifetimes", ("tau", "min_lifetime", "predict", "keep", "granularity"), reads_scores=True),
 }
 
 
@@ -54,12 +54,14 @@ def score(
     device: str | torch.device | None = None,
     progress: Progress = silent,
     journal: Journal | None = None,
+    granularity: Granularity = "branch",
 ) -> Scores:
     """The score of every unit: of a loaded model, or of a checkpoint (name, path, hub id) without building it.
 
     A diffusers pipeline, or its denoiser (a UNet2DConditionModel, a FluxTransformer2DModel, …), is scored with its
     current weights: dequantised, and with its active adapters.
 
+    With `granularity="block"` the units of a block share one score, the sum over its branches, as the paper counts.
     A `journal` (see `journal_of`) records finished tensors, so that an interrupted call can continue where it stopped.
     """
     if not 0 < eta < math.inf:
@@ -67,7 +69,7 @@ def score(
     if isinstance(model, str | Path):
         model = open_model(str(model))
     if not isinstance(model, Model | Stored):
-        return _score_denoiser(model, eta=eta, device=device, progress=progress)
+        return _score_denoiser(model, eta=eta, device=device, progress=progress, granularity=granularity)
     return score_tensors(
         model.checkpoint if isinstance(model, Stored) else ModuleTensors(model.network),
         model.units,
@@ -77,6 +79,7 @@ def score(
         device=device,
         progress=progress,
         journal=journal,
+        granularity=granularity,
     )
 
 
@@ -133,7 +136,7 @@ def schedule(
              rewrite: the same for text, but compute held units at the positions that matter; the default for text
              lifetimes: the paper's policy; compute each unit until its lifetime ends, then hold it to the end
     options  of the policy, instead of its own choices. refresh: evaluations, every, predict, keep, correction, log_snr;
-             rewrite: every, blocks, rows, held; lifetimes: tau, min_lifetime, predict, keep
+             rewrite: every, blocks, rows, held; lifetimes: tau, min_lifetime, predict, keep, granularity
     """
     subject = subject_of(source)
     family = family_of(subject)

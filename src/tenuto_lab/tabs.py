@@ -11,6 +11,9 @@ from tenuto.showing.html import notice_html, table_html
 from tenuto_lab.frontier.frontier_report import frontier_image, models_of, page_tables
 from tenuto_lab.frontier.known import FRONTIER, known_frontier
 from tenuto_lab.paper.claims import claims_table
+from tenuto_lab.paper.experiment_report import HEAD
+
+HOLDS = HEAD.index("holds")
 
 
 def frontier_tab(results: Path) -> None:
@@ -66,6 +69,7 @@ def experiments_tab(results: Path) -> None:
 
 
 def _held(rows: Sequence[Sequence[str]]) -> str:
-    """How many of the paper's claims hold, of those that could be decided."""
-    said = [row[-1] for row in rows if row[-1] in ("yes", "no")]
-    return f"{said.count('yes')} of {len(said)} claims hold" if said else "no claim to decide"
+    """How many of the paper's claims hold, by its own metric, of those that could be decided."""
+    said = [row[HOLDS] for row in rows if row[HOLDS]]
+    decided = len(said) - said.count("cannot tell")
+    return f"{said.count('yes')} of {decided} decided claims hold" if said else "no claim to decide"

@@ -60,48 +60,6 @@ def test_samples_of_a_seed_do_not_depend_on_the_other_seeds(case: Case) -> None:
     torch.testing.assert_close(two[:2], one)
 
 
-<<<<<<< HEAD
-def test_what_was_first_tried_stays_what_it_was(denoiser: Denoiser) -> None:
-    scores = transfer.one_unit("made up", denoiser.module)
-    many, few = (transfer.first_tried(scores, steps, 0.25) for steps in (50, 20))
-    assert (many.predict, np.flatnonzero(many.active[0]).tolist()) == ("cubic", [*range(0, 50, 5), 47, 48, 49])
-    assert (few.predict, np.flatnonzero(few.active[0]).tolist()) == ("quadratic", [0, 4, 8, 12, 16])
-
-
-def test_what_was_first_tried_magnified_without_bounds_and_nothing_else_does() -> None:
-    nodes, at = [0, 2, 5, 10], 14
-    with transfer.magnified_by(math.inf):
-        assert extrapolation.polynomial_weights(nodes, at) == extrapolation.lagrange(nodes, at)
-    assert extrapolation.polynomial_weights(nodes, at) != extrapolation.lagrange(nodes, at)
-
-
-def test_a_sample_depends_on_its_own_noise_alone(denoiser: Denoiser) -> None:
-    schedule = refresh(transfer.one_unit("made up", denoiser.module), 20, budget=0.25)
-    alone, together = (transfer.draw(denoiser, schedule, seeds, samples=4) for seeds in ([1], [0, 1]))
-    torch.testing.assert_close(alone, together[4:])
-    torch.testing.assert_close(alone[:2], transfer.draw(denoiser, schedule, [1], samples=2))
-
-
-def test_what_is_clamped_stays_within_its_bounds(denoiser: Denoiser) -> None:
-    bounded = Denoiser(**{**vars(denoiser), "clamp": lambda clean: clean.clamp(-0.2, 0.2)})
-    schedule = refresh(transfer.one_unit("made up", denoiser.module), 20, budget=0.25)
-    assert transfer.draw(bounded, schedule, seeds=[0], samples=4).abs().max() <= 0.2 + 1e-6
-
-
-def test_levels_of_a_discrete_process_are_its_own_and_both_ends_are_among_them() -> None:
-    alpha_bar = torch.linspace(0.99, 0.01, 200)
-    times, alpha, sigma = discrete(alpha_bar, 20)
-    assert [times[0].item(), times[-1].item(), len(set(times.tolist()))] == [199, 0, 20]
-    torch.testing.assert_close(alpha.square(), alpha_bar[times])
-    torch.testing.assert_close(alpha.square() + sigma.square(), torch.ones(20))
-
-
-def test_a_network_is_measured_and_told_of(denoiser: Denoiser) -> None:
-    found = transfer.measure(denoiser, [20, 12], [0.5, 0.25], samples=3, seeds=2)
-    assert [row["dB"] for row in found["rows"] if row["way"] == "full"] == [HIGHEST] * 2
-    assert {row["way"] for row in found["rows"]} == {"full", OURS, *RIVALS}
-    assert len(found["comparisons"]) == 2 * 2 * 2 * len(RIVALS)
-=======
 def test_rows_comparisons_and_tables_of_a_network(case: Case) -> None:
     found = measure(case, [40, 12], [0.5, 0.25], samples=3, seeds=2)
     full = [row for row in found["rows"] if row["way"] == FULL]
@@ -110,7 +68,6 @@ def test_rows_comparisons_and_tables_of_a_network(case: Case) -> None:
     points = {(row["steps"], row["of_ours"]) for row in found["rows"] if row["way"] == OURS}
     assert {steps for steps, _ in points} == {40, 12}
     assert len(found["comparisons"]) == len(points) * 2 * 2  # targets, rivals
->>>>>>> nets
     made = {"command": "python -m benchmarks.transfer", "commit": "abc", "torch": "2", "hardware": "a chip", "date": ""}
     record = {"networks": {"made up": {"provenance": made, "samples": 3, "seeds": 2, "chosen_by": False, **found}}}
     text = tables(record)

@@ -72,7 +72,8 @@ def test_the_choices_are_those_of_the_library() -> None:
     from tenuto.runtime import executor
     from tenuto.sampling import pictures
     from tenuto.scheduling import schedule as schedules
-    from tenuto_lab.candidates import allocation
+    from tenuto.scoring import units
+    from tenuto_lab.candidates import allocation, ranked_lifetimes
     from tenuto_lab.cli import schedule as lab_schedule
 
     for here, there in (
@@ -81,10 +82,13 @@ def test_the_choices_are_those_of_the_library() -> None:
         (schedule.Rows, schedules.Rows),
         (generate.Mode, executor.Mode),
         (generate.Solver, pictures.Solver),
-        (lab_schedule.Ranking, allocation.Ranking),
         (lab_schedule.Predict, schedules.Predict),
+        (schedule.Granularity, units.Granularity),
+        (lab_schedule.Granularity, units.Granularity),
     ):
         assert typing.get_args(here) == typing.get_args(there)
+    rankings = {*typing.get_args(allocation.Ranking), *typing.get_args(ranked_lifetimes.Statistic)}
+    assert set(typing.get_args(lab_schedule.Ranking)) == rankings
     for kept in (schedule.Keep, lab_schedule.Keep):
         assert set(typing.get_args(kept)) < set(typing.get_args(schedules.Keep))
 

@@ -40,6 +40,8 @@ def test_a_laboratory_that_cannot_be_loaded_names_the_extra(tenuto: Run, monkeyp
     [
         ("matplotlib", ("frontier", "tiny-dit", "--png", "x.png"), "--png needs matplotlib"),
         ("matplotlib", ("experiment", "maps"), "The experiment maps needs matplotlib"),
+        ("scipy", ("experiment", "rankings"), "The experiment rankings needs scipy"),
+        ("scipy", ("experiment", "horizons"), "The experiment horizons needs scipy"),
         ("peft", ("experiment", "freezing"), "The experiment freezing needs peft"),
         ("statsmodels", ("experiment", "all"), "The experiment freeze-error needs statsmodels"),
         ("matplotlib", ("results",), "The page needs matplotlib"),
@@ -71,6 +73,13 @@ def test_statuses_come_back(tenuto: Run) -> None:
     [
         (("--policy", "anchors", "--share", "0.3", "--ranking", "spectral within type"), "anchors"),
         (("--policy", "allocated", "--ranking", "spectral"), "allocated"),
+        (
+            ("--policy", "ranked", "--ranking", "stable_rank", "--orientation", "-1", "--budget", "0.4"),
+            "ranked_lifetimes",
+        ),
+        (("--policy", "ranked", "--ranking", "random", "--seed", "3", "--granularity", "block"), "ranked_lifetimes"),
+        (("--policy", "delta_dit", "--every", "2", "--cached", "1", "--boundary", "0.5"), "delta_dit"),
+        (("--policy", "block_cache", "--budget", "0.5", "--samples", "1"), "block_cache"),
     ],
 )
 def test_candidates_are_scheduled(tenuto: Run, model: Path, options: tuple[str, ...], name: str) -> None:
@@ -87,6 +96,7 @@ def test_candidates_are_scheduled(tenuto: Run, model: Path, options: tuple[str, 
         (("--policy", "allocated", "--share", "0.3"), "--share belongs to the policy anchors"),
         (("--policy", "refresh"), "refresh"),
         (("--policy", "anchors", "--every", "2", "--budget", "0.3"), "not both"),
+        (("--policy", "anchors", "--granularity", "block"), "--granularity belongs to the policy ranked"),
     ],
 )
 def test_options_of_other_candidates_are_refused(

@@ -29,7 +29,9 @@ def test_show_draws_tables_pages_and_pictures(tenuto: Run, model: Path, tmp_path
 
 
 def test_a_schedule_of_the_first_format_is_shown_and_says_so(tenuto: Run, model: Path, tmp_path: Path) -> None:
-    tenuto("schedule", model, "--steps", 4, "--evaluations", 2, "--keep", "update", "--predict", "constant", "-o", "s.json")
+    tenuto(
+        "schedule", model, "--steps", 4, "--evaluations", 2, "--keep", "update", "--predict", "constant", "-o", "s.json"
+    )
     record = json.loads((tmp_path / "s.json").read_text())
     for word in ("predict", "keep", "blocks"):
         del record[word]

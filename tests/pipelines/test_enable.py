@@ -12,7 +12,7 @@ from torch import nn
 
 import tenuto
 from tenuto.errors import ScheduleError, TenutoError, UsageError
-from tests.helpers.pipelines import QUIET, attributes, computed_steps, counted, draw, tiny
+from tests.helpers.pipelines import QUIET, attributes, counted, draw, tiny
 
 pytestmark = QUIET
 
@@ -35,7 +35,9 @@ def test_enabled_twice_it_has_the_settings_given_last(pipe: DiffusionPipeline) -
 
 
 @pytest.mark.parametrize("first", [{"evaluations": 3}, {"every": 4, "keep": "branch"}])
-@pytest.mark.parametrize("second", [{"every": 2, "keep": "update"}, {"policy": "lifetimes", "budget": 0.5}, {"every": 6}])
+@pytest.mark.parametrize(
+    "second", [{"every": 2, "keep": "update"}, {"policy": "lifetimes", "budget": 0.5}, {"every": 6}]
+)
 def test_units_and_outputs_can_be_exchanged_without_disabling(
     pipe: DiffusionPipeline, first: dict[str, Any], second: dict[str, Any]
 ) -> None:

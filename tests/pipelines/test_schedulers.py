@@ -25,7 +25,7 @@ from diffusers import (
 from torch import Tensor
 
 import tenuto
-from tests.helpers.pipelines import BETAS, EVERY_FOURTH, QUIET, computed_steps, counted, draw, tiny
+from tests.helpers.pipelines import BETAS, EVERY_FOURTH, QUIET, counted, draw, tiny
 
 pytestmark = QUIET
 
@@ -209,9 +209,7 @@ def test_a_copy_of_a_scheduler_is_free_but_for_the_loop_that_is_running(pipe: Di
     plain.set_timesteps(12)
     sample, output = torch.randn(2, 1, 4, 8, 8)
     for time in plain.timesteps:  # outside of any generation
-        assert torch.equal(
-            *(one.step(output, time, sample, return_dict=False)[0] for one in (twin, plain))
-        )
+        assert torch.equal(*(one.step(output, time, sample, return_dict=False)[0] for one in (twin, plain)))
     tenuto.disable(pipe)
     again = copy.deepcopy(pipe.scheduler)
     assert "step" not in vars(again) and "step" not in vars(pipe.scheduler)

@@ -25,16 +25,40 @@ from torch import Tensor
 
 from tenuto.runtime.levels import Levels, nature_of
 
-KNOWN = """
-CogVideoXDDIM DDIM DDIMParallel DEISMultistep DPMSolverMultistep DPMSolverMultistepInverse DPMSolverSinglestep
-EDMDPMSolverMultistep EDMEuler EulerDiscrete FlowMatchEulerDiscrete FlowMatchHeunDiscrete HeunDiscrete KDPM2Discrete
-LMSDiscrete PNDM UniPCMultistep
-""".split()
-NOISY = """
-CMStochasticIterative DDPM DDPMParallel DDPMWuerstchen EulerAncestralDiscrete FlowMatchLCM KDPM2AncestralDiscrete LCM
-LTXEulerAncestralRF SASolver TCD UnCLIP
-""".split()
-UNKNOWN = "CogVideoXDPM DDIMInverse IPNDM RePaint KarrasVe ScoreSdeVe".split()  # and noise is not seen, either
+KNOWN = [
+    "CogVideoXDDIM",
+    "DDIM",
+    "DDIMParallel",
+    "DEISMultistep",
+    "DPMSolverMultistep",
+    "DPMSolverMultistepInverse",
+    "DPMSolverSinglestep",
+    "EDMDPMSolverMultistep",
+    "EDMEuler",
+    "EulerDiscrete",
+    "FlowMatchEulerDiscrete",
+    "FlowMatchHeunDiscrete",
+    "HeunDiscrete",
+    "KDPM2Discrete",
+    "LMSDiscrete",
+    "PNDM",
+    "UniPCMultistep",
+]
+NOISY = [
+    "CMStochasticIterative",
+    "DDPM",
+    "DDPMParallel",
+    "DDPMWuerstchen",
+    "EulerAncestralDiscrete",
+    "FlowMatchLCM",
+    "KDPM2AncestralDiscrete",
+    "LCM",
+    "LTXEulerAncestralRF",
+    "SASolver",
+    "TCD",
+    "UnCLIP",
+]
+UNKNOWN = ["CogVideoXDPM", "DDIMInverse", "IPNDM", "RePaint", "KarrasVe", "ScoreSdeVe"]  # and noise is not seen, either
 
 
 def made(name: str, steps: int = 12, **config: Any) -> Any:

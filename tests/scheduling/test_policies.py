@@ -100,7 +100,15 @@ def test_a_budget_is_this_share_of_the_steps_but_not_fewer_than_six(steps, budge
 
 
 def test_evaluations_for_a_budget_by_hand():
-    assert [evaluations_for(50, share) for share in (1.0, 0.5, 0.34, 0.25, 0.2, 0.12, 0.02)] == [50, 25, 17, 12, 10, 6, 6]
+    assert [evaluations_for(50, share) for share in (1.0, 0.5, 0.34, 0.25, 0.2, 0.12, 0.02)] == [
+        50,
+        25,
+        17,
+        12,
+        10,
+        6,
+        6,
+    ]
     assert [evaluations_for(steps, 0.25) for steps in (1, 4, 6, 8, 12, 24, 28, 100)] == [1, 4, 6, 6, 6, 6, 7, 25]
 
 

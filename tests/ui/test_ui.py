@@ -38,10 +38,10 @@ def test_tokens_that_differ_are_marked() -> None:
 def test_experiments_are_one_table(tmp_path: Path) -> None:
     assert claims_table(tmp_path / "absent") is None
     row = {"quantity": "speed-up", "model": "tiny-dit", "paper": 3.0, "measured": 3.271, "interval": [3, 3.5]}
-    (tmp_path / "a.json").write_text(json.dumps({"provenance": {}, "rows": [{**row, "holds": True}]}))
+    (tmp_path / "a.json").write_text(json.dumps({"provenance": {}, "rows": [{**row, "holds": "yes"}]}))
     table = claims_table(tmp_path)
     assert table is not None
-    assert table.rows == [["a", "tiny-dit", "speed-up", "3", "3.27", "3 to 3.5", "yes"]]
+    assert table.rows == [["a", "tiny-dit", "speed-up", "3", "3.27", "3 to 3.5", "yes", "", ""]]
     (tmp_path / "b.json").write_text("{}")
     with pytest.raises(TenutoError, match="b.json is no experiment's result"):
         claims_table(tmp_path)
@@ -138,7 +138,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     shutil.copy(ROOT / "results" / "frontier" / "frontier.json", results / "frontier")
     (results / "experiments").mkdir()
     row = {"quantity": "a quantity with a long name " * 5, "model": "tiny-dit", "paper": 3.0, "measured": 3.271}
-    rows = [{**row, "interval": [3, 3.5], "holds": True}]
+    rows = [{**row, "interval": [3, 3.5], "holds": "yes"}]
     (results / "experiments" / "a.json").write_text(json.dumps({"provenance": {}, "rows": rows}))
     model = write_checkpoint(tmp_path / "dit", random_dit())
     with socket.socket() as free:

@@ -11,6 +11,7 @@ Policy = Literal["refresh", "rewrite", "lifetimes"]
 Predict = Literal["constant", "linear", "quadratic", "cubic"]
 Keep = Literal["output", "branch", "update"]
 Rows = Literal["none", "written", "block", "generated"]
+Granularity = Literal["branch", "block"]
 BY_HAND = "Instead of what the policy would choose"
 
 
@@ -51,6 +52,12 @@ def schedule(
     min_lifetime: Annotated[
         float | None, typer.Option(help="lifetimes: the shortest, as a share of the steps.", rich_help_panel=BY_HAND)
     ] = None,
+    granularity: Annotated[
+        Granularity | None,
+        typer.Option(
+            help="lifetimes: one for each branch, or one for each block as in the paper.", rich_help_panel=BY_HAND
+        ),
+    ] = None,
 ) -> None:
     """Decide which steps compute the network, and show the map. Only the policy lifetimes reads weights."""
     from tenuto import deciding
@@ -77,6 +84,7 @@ def schedule(
         held=held,
         tau=tau,
         min_lifetime=min_lifetime,
+        granularity=granularity,
     )
     family = deciding.family_of(deciding.subject_of(subject))
     text = family is not None and family.asks_for == "prompt"

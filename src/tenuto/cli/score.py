@@ -1,7 +1,7 @@
 """`tenuto score`: a score for every unit of a checkpoint, from its weights."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -17,6 +17,10 @@ def score(
     model: ModelName,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the score file here.")] = None,
     eta: Annotated[float, typer.Option(help="η, the regulariser of the spectral concentration ratio.")] = 1e-6,
+    granularity: Annotated[
+        Literal["branch", "block"],
+        typer.Option(help="One score for each branch, or one for all branches of a block, as the paper counts."),
+    ] = "branch",
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
@@ -36,7 +40,7 @@ def score(
         # A large checkpoint takes minutes. The journal beside the score file keeps finished tensors if this ends early.
         journal = journal_of(output.with_name(f"{output.name}.journal"), stored, eta)
     try:
-        scores = score_with_progress(stored, eta=eta, device=place, journal=journal)
+        scores = score_with_progress(stored, eta=eta, device=place, journal=journal, granularity=granularity)
     except CheckpointError:
         if journal:
             journal.done()  # the same weights would fail again
@@ -67,7 +71,8 @@ def print_scores(scores: "Scores") -> None:
 
     from tenuto.cli.console import clean, counted, out, quoted
 
-    title = f"{quoted(scores.model)}: {counted(len(scores.units), 'unit')}"
+    shared = ", one score for each block" if scores.granularity == "block" else ""
+    title = f"{quoted(scores.model)}: {counted(len(scores.units), 'unit')}{shared}"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("unit", no_wrap=True, min_width=max(len(clean(unit.name)) for unit in scores.units))
     table.add_column("kind")

@@ -113,14 +113,32 @@ def _sample_batch(
     progress: Callable[[int], object],
     watch: Watch | None,
 ) -> Tensor:
+    by_class = model.architecture.asks_for == "class"
+    guided = guidance_of(model, sampling) != 1
+    conditions = (_class_conditions if by_class else _caption_conditions)(model, wanted, guided)
+    return denoised(model, executor, conditions, x, sampling, progress, watch)
+
+
+def guidance_of(model: Model, sampling: Sampling) -> float:
+    """The scale that was asked for, or the family's."""
+    return model.architecture.guidance if sampling.guidance is None else sampling.guidance
+
+
+def denoised(
+    model: Model,
+    executor: Executor,
+    conditions: Sequence[Any],
+    x: Tensor,
+    sampling: Sampling,
+    progress: Callable[[int], object] = lambda images: None,
+    watch: Watch | None = None,
+) -> Tensor:
+    """From noise to samples. With guidance, the conditions are those with the request, then those without."""
     assert model.noise is not None
     solver = make_solver(model.noise, sampling)
-    guidance = model.architecture.guidance if sampling.guidance is None else sampling.guidance
+    guidance = guidance_of(model, sampling)
     guided = guidance != 1
     first = getattr(model.config, "first_timestep", 0)
-    conditions = (_class_conditions if model.architecture.asks_for == "class" else _caption_conditions)(
-        model, wanted, guided
-    )
     times = (solver.timesteps + first).to(model.device)  # all at once: nothing in the loop waits for a copy
     needed = [watch is not None or executor.evaluates(step) for step in range(len(times))]
     ahead = prepared(model.network, times, conditions, needed)

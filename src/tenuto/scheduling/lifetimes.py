@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from tenuto.errors import UsageError
 from tenuto.scheduling.making import check_request, make
 from tenuto.scheduling.schedule import Keep, Predict, Schedule
-from tenuto.scoring.scores import Scores
+from tenuto.scoring.scores import Scores, at_granularity
+from tenuto.scoring.units import Granularity, block_of
 
 TAU = 1.0  # the paper's untuned operating point
 MIN_LIFETIME = 0.1  # S_min as a share of T
@@ -30,23 +31,38 @@ def lifetimes(
     min_lifetime: float = MIN_LIFETIME,
     predict: Predict = "constant",
     keep: Keep = "update",
+    granularity: Granularity | None = None,
 ) -> Schedule:
-    """The paper's schedule, from τ or from a budget; a budget selects the τ that comes nearest to it."""
+    """The paper's schedule, from τ or from a budget; a budget selects the τ that comes nearest to it.
+
+    granularity  branch: each residual branch has its own lifetime. block: the branches of a block share one score and
+                 one lifetime, and a budget counts block-steps, as the paper does. By default that of the scores
+    """
     check_request(steps, budget)
     if tau is not None and budget is not None:
         raise UsageError("Give tau or a budget, not both: one follows from the other.")
     if not 0 <= min_lifetime <= 1:
         raise UsageError(f"The minimum lifetime is a share of the steps, between 0 and 1, not {min_lifetime}.")
+    scores = at_granularity(scores, granularity or scores.granularity)
     values = [unit.score for unit in scores.units]
     if budget is not None:
-        tau = tau_for_budget(values, steps, budget, min_lifetime)
+        tau = tau_for_budget(counted_scores(scores), steps, budget, min_lifetime)
     tau = TAU if tau is None else tau
     if not 0 < tau < math.inf:
         raise UsageError(f"tau must be positive and finite, not {tau}.")
     last = np.array(lifetimes_at(values, steps, tau, min_lifetime))
     active = lifetime_pattern(last, steps)
-    policy = {"name": "lifetimes", "tau": tau, "budget": budget, "min_lifetime": min_lifetime}
+    policy: dict[str, object] = {"name": "lifetimes", "tau": tau, "budget": budget, "min_lifetime": min_lifetime}
+    if scores.granularity == "block":
+        policy["granularity"] = "block"
     return make(scores, active, predict, keep, policy, fingerprint=scores.fingerprint)
+
+
+def counted_scores(scores: Scores) -> list[float]:
+    """The scores that a budget counts: one for each branch, or one for each block."""
+    if scores.granularity == "branch":
+        return [unit.score for unit in scores.units]
+    return list({block_of(unit.name): unit.score for unit in scores.units}.values())
 
 
 def lifetime_pattern(last: NDArray[np.int_], steps: int) -> NDArray[np.bool_]:

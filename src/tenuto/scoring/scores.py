@@ -6,20 +6,20 @@ q̃_ℓ = Σ_b q_b                                           Λ̂_ℓ = q̃_ℓ 
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from tenuto import __version__
-from tenuto.errors import CheckpointError, TenutoError
+from tenuto.errors import CheckpointError, TenutoError, UsageError
 from tenuto.files import check_fields, read_json, write_json
 from tenuto.journal import Journal
 from tenuto.scoring.checkpoint import Tensors, digest, fingerprint
 from tenuto.scoring.spectrum import ETA, K_RULE, Spectrum, spectrum
-from tenuto.scoring.units import ROLES, Component, Matrix, Unit
+from tenuto.scoring.units import ROLES, Component, Granularity, Matrix, Unit, block_of
 
 FORMAT = "tenuto.scoring.scores/1"
 EPSILON = 1e-12  # ε of the normalisation
@@ -56,6 +56,7 @@ class Scores:
     units: tuple[UnitScore, ...]
     eta: float = ETA
     version: str = __version__
+    granularity: Granularity = "branch"  # block: the units of a block share one score
 
     def save(self, path: str | Path) -> None:
         write_json(Path(path), to_json(self))
@@ -77,6 +78,26 @@ def normalised(raw: Sequence[float]) -> list[float]:
     return [q / (largest + EPSILON) for q in raw]
 
 
+def at_granularity(scores: Scores, granularity: Granularity) -> Scores:
+    """The scores of single branches, or of blocks: then each unit has its block's q̃, the sum over all its branches."""
+    if granularity not in get_args(Granularity):
+        raise UsageError(f"The granularity is {' or '.join(get_args(Granularity))}, not {granularity!r}.")
+    if granularity == scores.granularity:
+        return scores
+    if scores.granularity == "branch":
+        own = [unit.raw for unit in scores.units]
+    else:
+        own = [sum(part.q for part in unit.components) for unit in scores.units]
+    totals: dict[str, float] = {}
+    for unit, q in zip(scores.units, own, strict=True):
+        totals[block_of(unit.name)] = totals.get(block_of(unit.name), 0.0) + q  # q̃ = q_attn + q_mlp
+    raw = own if granularity == "branch" else [totals[block_of(unit.name)] for unit in scores.units]
+    units = (
+        replace(unit, raw=q, score=score) for unit, q, score in zip(scores.units, raw, normalised(raw), strict=True)
+    )
+    return replace(scores, units=tuple(units), granularity=granularity)
+
+
 def score_tensors(
     tensors: Tensors,
     units: Sequence[Unit],
@@ -87,6 +108,7 @@ def score_tensors(
     device: str | torch.device | None = None,
     progress: Progress = silent,
     journal: Journal | None = None,
+    granularity: Granularity = "branch",
 ) -> Scores:
     """Score every unit. Each tensor is read once, in stored order; only the tensors being scored are in memory.
 
@@ -116,7 +138,7 @@ def score_tensors(
             progress(key)
     scored = [[_component(component, spectra) for component in unit.components] for unit in units]
     raw = [sum(component.q for component in components) for components in scored]  # q̃_ℓ = Σ_b q_b
-    return Scores(
+    scores = Scores(
         model=model,
         architecture=architecture,
         fingerprint=fingerprint(digests),
@@ -126,6 +148,7 @@ def score_tensors(
         ),
         eta=eta,
     )
+    return at_granularity(scores, granularity)
 
 
 def _score_group(
@@ -174,6 +197,7 @@ def to_json(scores: Scores) -> dict[str, Any]:
         "eta": scores.eta,
         "epsilon": EPSILON,
         "k_rule": K_RULE,
+        **({} if scores.granularity == "branch" else {"granularity": scores.granularity}),
         "units": [
             {
                 "name": unit.name,
@@ -209,8 +233,11 @@ def from_json(record: dict[str, Any], where: str) -> Scores:
         raise TenutoError(
             f"{where} is not a score file this version reads: format {record.get('format')!r}, not {FORMAT!r}."
         )
+    granularity = record.get("granularity", "branch")  # files of earlier versions do not say it
+    if granularity not in get_args(Granularity):
+        raise TenutoError(f"{where}: the granularity is {' or '.join(get_args(Granularity))}, not {granularity!r}.")
     check_fields(
-        record,
+        {key: value for key, value in record.items() if key != "granularity"},
         where,
         {"format": str, "tenuto_version": str, "model": str, "architecture": str, "fingerprint": str}
         | {"eta": float, "epsilon": float, "k_rule": str, "units": list},
@@ -224,6 +251,7 @@ def from_json(record: dict[str, Any], where: str) -> Scores:
         units=tuple(_unit_from_json(unit, f"{where}, unit {i + 1}") for i, unit in enumerate(record["units"])),
         eta=record["eta"],
         version=record["tenuto_version"],
+        granularity=granularity,
     )
 
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 ComponentKind = Literal["attention", "cross_attention", "mlp", "conv"]
+# What has a score and a lifetime of its own: every residual branch, or every block, whose branches share both. The
+# paper counts its layer-steps by blocks.
+Granularity = Literal["branch", "block"]
 
 # The matrices that the score of each kind of component needs, in the paper's order.
 ROLES: Mapping[ComponentKind, tuple[str, ...]] = {
@@ -72,6 +75,16 @@ class Unit:
         """The stored tensors that the unit's score needs, each once, in the order of first mention."""
         mentioned = (key for part in self.components for matrix in part.matrices.values() for key in matrix.keys)
         return tuple(dict.fromkeys(mentioned))
+
+
+def block_of(unit: str) -> str:
+    """The block of a unit: the unit's name up to its last number, or without its last part.
+
+    blocks.3.attn -> blocks.3, mid_block.mlp -> mid_block, down_blocks.0.resnets.1 -> itself
+    """
+    parts = unit.split(".")
+    numbers = [i for i, part in enumerate(parts) if part.isdecimal()]
+    return ".".join(parts[: numbers[-1] + 1] if numbers else parts[:-1] or parts)
 
 
 WHOLE = Unit("network", (), 1.0)  # a whole network, where its single units are not needed

@@ -4,6 +4,8 @@ A ranking gives every unit a number. The lifetimes of the paper's schedule are s
 order of these numbers. So two rankings differ only in which unit has which lifetime, not in the work, and not in how
 many units are computed at any step.
 
+By blocks, a block's number is the mean over its units, and the units of a block get one lifetime.
+
 A unit's number is the mean over its weight matrices. Depth is the index of a unit, counted from the input; reversed
 depth is the ranking by depth with orientation −1.
 """
@@ -20,6 +22,7 @@ from tenuto.scheduling.making import make
 from tenuto.scheduling.schedule import Keep, Predict, Schedule
 from tenuto.scoring.scores import Scores, UnitScore
 from tenuto.scoring.spectrum import Spectrum
+from tenuto.scoring.units import block_of
 
 Statistic = Literal[
     "random", "depth", "frobenius", "spectral_norm", "stable_rank", "frobenius_stable_rank", "scr", "score"
@@ -41,7 +44,8 @@ def statistic_of(scores: Scores, statistic: Statistic, seed: int = 0) -> NDArray
     if statistic not in STATISTICS:
         raise UsageError(f"Units are ranked by one of {', '.join(STATISTICS)}, not by {statistic!r}.")
     if statistic == "random":
-        return np.random.default_rng(seed).permutation(len(scores.units)).astype(np.float64)
+        places = _places(scores)
+        return np.random.default_rng(seed).permutation(places.max() + 1)[places].astype(np.float64)
     if statistic == "depth":
         return np.arange(len(scores.units), dtype=np.float64)
     if statistic == "score":
@@ -117,9 +121,22 @@ def _given_out(
     if values.shape != (len(scores.units),) or not np.isfinite(values).all():
         raise UsageError(f"A ranking needs a finite number for each of the {len(scores.units)} units.")
     spectral = lifetimes(scores, steps, tau=tau, budget=budget, min_lifetime=min_lifetime)
-    given = in_order(spectral.lifetimes, orientation * values)
-    policy |= {key: spectral.policy[key] for key in ("tau", "budget", "min_lifetime")}
+    places = _places(scores)  # the row of each unit: its own, or its block's
+    of_places = [np.flatnonzero(places == place) for place in range(places.max() + 1)]
+    lives = [spectral.lifetimes[units[0]] for units in of_places]
+    given = in_order(lives, orientation * np.array([values[units].mean() for units in of_places]))[places]
+    policy |= {
+        key: spectral.policy[key] for key in ("tau", "budget", "min_lifetime", "granularity") if key in spectral.policy
+    }
     return make(scores, lifetime_pattern(given, steps), predict, keep, policy, fingerprint=scores.fingerprint)
+
+
+def _places(scores: Scores) -> NDArray[np.int_]:
+    """[unit]: the index of what has a lifetime of its own, the unit or its block, in the order they run."""
+    if scores.granularity == "branch":
+        return np.arange(len(scores.units))
+    known: dict[str, int] = {}
+    return np.array([known.setdefault(block_of(unit.name), len(known)) for unit in scores.units])
 
 
 def _mean(unit: UnitScore, statistic: Callable[[Spectrum], float]) -> float:

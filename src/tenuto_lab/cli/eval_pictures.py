@@ -29,6 +29,9 @@ def pictures(
     clip: Annotated[
         Path | None, typer.Option(help="A CLIP model's directory: also score pictures by their captions.")
     ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="A second set from the same noise: tell the paired difference of the distances.")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, max=65_536, help="Pictures looked at at a time.")] = 64,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the figures here, as JSON.")] = None,
     device: Device = "cpu",
@@ -41,7 +44,7 @@ def pictures(
     from tenuto.files import check_writable, write_json
     from tenuto_lab.full_size.fidelity import evaluate_pictures
 
-    if features == "inception":
+    if features == "inception" and (inception is None or inception.suffix != ".pt"):  # TorchScript needs nothing
         needs("--features inception (--features own does not need it)", "eval", "torch_fidelity")
     if clip is not None:
         needs("--clip", "eval", "transformers")
@@ -49,7 +52,14 @@ def pictures(
     if output is not None:
         check_writable(output, reads=[samples, *([reference] if reference else [])])
     report = evaluate_pictures(
-        samples, reference, features=features, inception=inception, clip=clip, batch=batch, device=device
+        samples,
+        reference,
+        features=features,
+        inception=inception,
+        clip=clip,
+        batch=batch,
+        device=device,
+        against_set=against,
     )
     if output is not None:
         write_json(output, report)
@@ -67,6 +77,10 @@ def _lines(report: dict[str, Any]) -> list[str]:
     figures, reference, drawn = report["figures"], report["reference"], report["samples"]
     value, low, high = figures["fid"]
     lines = [f"Fréchet distance   {value:.3f} {interval(low, high, drawn['count'])}"]
+    if "fid_delta" in figures:
+        value, low, high = figures["fid_delta"]
+        told = interval(low, high, drawn["count"])
+        lines.append(f"less that of the other set  {value:+.3f} {told}, paired: {report['against']['name']}")
     if figures["sfid"] is not None:
         lines.append(f"spatial, sFID      {figures['sfid']:.3f}")
     if figures["inception_score"] is not None:

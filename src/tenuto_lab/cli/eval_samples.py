@@ -29,7 +29,10 @@ def samples(
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, max=1000, help="Steps. Default: the schedule's, else 50.")] = None,
     guidance: Annotated[float | None, typer.Option(help="Classifier-free guidance. Default: the family's.")] = None,
-    solver: Annotated[Solver | None, typer.Option(help="The solver. Default: ddim.")] = None,
+    guided_channels: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Guide only the first channels, 3 of 4 for example. Default: all.")
+    ] = None,
+    solver: Annotated[Solver | None, typer.Option(help="The solver. Default: ddim; of a pipeline, its own.")] = None,
     seed: Seed = 0,
     batch: Annotated[
         int, typer.Option(min=1, max=65_536, help="Samples made at a time. Another batch makes another set.")
@@ -61,6 +64,7 @@ def samples(
         batch=batch,
         dtype=dtype,
         vae=vae,
+        guided_channels=guided_channels,
         mode=mode,
         compiled=compiled,
         device=device,

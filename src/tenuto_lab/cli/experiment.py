@@ -1,29 +1,30 @@
 """`tenuto lab experiment`: the paper's experiments, one by one or all of them."""
 
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from tenuto.cli.app import AsJson, Device
-from tenuto_lab.cli.app import RESULTS, app, telling
+from tenuto_lab.cli.app import RESULTS, Precision, app, telling
 
 if TYPE_CHECKING:
     from tenuto.journal import Journal
-    from tenuto_lab.paper import Experiment
+    from tenuto_lab.paper import Experiment, Lab
 
-NEEDS = {  # packages of the extra lab, besides matplotlib
-    "rankings": ("scipy",),
-    "freeze-error": ("scipy", "statsmodels"),
-    "audit": ("scipy",),
+NEEDS = {  # packages of the extra lab, besides matplotlib and scipy
+    "freeze-error": ("statsmodels",),
     "freezing": ("peft",),
 }
+Granularity = Literal["branch", "block", "both"]
+REAL = "On a checkpoint of your own"
 
 
 @app.command(
     "experiment",
     epilog="Example: tenuto lab experiment rankings --model tiny-dit --samples 20"
-    " · tenuto lab experiment all --device cuda --resume",
+    " · tenuto lab experiment all --device cuda --resume --minutes 9",
 )
 def run_experiments(
     names: Annotated[
@@ -31,7 +32,7 @@ def run_experiments(
         typer.Argument(
             metavar="NAME…",
             help="operating-points, rankings, execution, language, horizons, input-aware, oracle, comparisons, "
-            "freeze-error, audit, pareto, maps, failures, freezing; or all.",
+            "freeze-error, audit, pareto, maps, failures, freezing, bounds, quantisation; or all.",
         ),
     ],
     models: Annotated[
@@ -39,19 +40,49 @@ def run_experiments(
         typer.Option("--model", help="A model as for `tenuto score`; repeat. Default: the reference models."),
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="A checkpoint to use instead, of full size for example.")
+        Path | None, typer.Option(help="A checkpoint to use instead, of full size for example.", rich_help_panel=REAL)
     ] = None,
     samples: Annotated[
         int | None,
         typer.Option(min=1, max=100_000, help="Samples for each seed. Default: the experiment's own, for a GPU."),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="Rounds, each from other noise. Default: mostly 3.")
+        int | None, typer.Option(min=1, max=1000, help="Rounds, each from other noise. Default: mostly 10.")
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=4, max=1000, help="Steps of the full run. Default: 50; 64 for text.")
+        int | None, typer.Option(min=4, max=1000, help="Steps of the full run. Default: 100; 50 for SDXL.")
+    ] = None,
+    granularity: Annotated[
+        Granularity | None,
+        typer.Option(help="What has a lifetime of its own. Default: the experiment's; the paper counts blocks."),
+    ] = None,
+    dtype: Annotated[Precision, typer.Option(help="Precision to run in.")] = "float32",
+    guidance: Annotated[float | None, typer.Option(help="Guidance. Default: the paper's, 1.5; 7.5 for SDXL.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, max=65_536, help="Samples at a time.")] = None,
+    vae: Annotated[
+        Path | None, typer.Option(help="A VAE directory, for latents. Default: beside it.", rich_help_panel=REAL)
+    ] = None,
+    captions: Annotated[
+        Path | None, typer.Option(help="A file of captions, one on each line.", rich_help_panel=REAL)
+    ] = None,
+    problems: Annotated[
+        Path | None, typer.Option(help="A JSONL file: task, prompt and answer.", rich_help_panel=REAL)
+    ] = None,
+    answer_length: Annotated[
+        int, typer.Option(min=1, max=4096, help="Tokens of an answer.", rich_help_panel=REAL)
+    ] = 16,
+    inception: Annotated[
+        Path | None,
+        typer.Option(help="Inception weights: torch-fidelity's file, or TorchScript.", rich_help_panel=REAL),
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(help="Real pictures or their statistics: judge by Inception features.", rich_help_panel=REAL),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.01, help="Stop after so long, between two trials; --resume goes on.")
+    ] = None,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Directory for the results: JSON, a table and a figure of each.")
     ] = RESULTS,
@@ -61,31 +92,52 @@ def run_experiments(
     """Do the paper's experiments, and put its figures beside those that are measured here."""
     from tenuto import __version__
     from tenuto.cli.app import check_device
-    from tenuto.cli.console import failure, print_json
+    from tenuto.cli.console import failure, print_json, say
     from tenuto.cli.extras import needs
     from tenuto.errors import TenutoError, UsageError, first_line
     from tenuto.files import check_writable
     from tenuto.journal import Journal
     from tenuto.provenance import commit, hardware
-    from tenuto_lab.paper import EXPERIMENTS
+    from tenuto_lab.paper import EXPERIMENTS, Lab, Protocol
+    from tenuto_lab.paper.conditions import OutOfTime
 
     place = check_device(device)
     if models and checkpoint:
         raise UsageError("Give models, or a checkpoint to do the experiment on, not both.")
     chosen = [experiment(name) for name in (EXPERIMENTS if names == ["all"] else names)]
     for one in chosen:
-        needs(f"The experiment {one.name}", "lab", "matplotlib", *NEEDS.get(one.name, ()))
+        needs(f"The experiment {one.name}", "lab", "matplotlib", "scipy", *NEEDS.get(one.name, ()))
         check_writable(output / f"{one.name}.json")
+    if reference is not None and (inception is None or inception.suffix != ".pt"):
+        needs("--reference", "eval", "torch_fidelity")
+    protocol = Protocol(dtype, guidance, vae, captions, problems, answer_length, inception, reference, batch)
     notes = output / ".trials.jsonl"
     if not resume:
         notes.unlink(missing_ok=True)
     # What other code or another machine measured is not mixed with this run.
     journal = Journal(notes, {"tenuto": __version__, "commit": commit(), "hardware": hardware(place)})
+    ends = None if minutes is None else time.monotonic() + 60 * minutes
     records, failed = [], {}
+    benches: dict[str, Any] = {}  # loaded once for all experiments of the same samples
     for one in chosen:
         on = [str(checkpoint)] if checkpoint else models or list(one.models)
+        counted = (
+            one.granularities
+            if granularity is None
+            else ("block", "branch")
+            if granularity == "both"
+            else (granularity,)
+        )
+        each, of_text, rounds = samples or one.samples, samples or one.text_samples, seeds or one.seeds
+        lab = Lab(
+            on, each, rounds, steps, str(place), journal, granularities=counted, protocol=protocol,
+            text_samples=of_text, ends=ends, _benches=benches.setdefault(f"{each} {of_text} {rounds}", {}),
+        )  # fmt: skip
         try:
-            record = _done(one, on, samples or one.samples, seeds or one.seeds, steps, output, str(place), journal)
+            record = _known(one, lab, journal, output) or _done(one, lab, output)
+        except OutOfTime as error:
+            say(f"{one.name}: {error}")
+            raise typer.Exit(STOPPED) from error
         except Exception as error:  # the other experiments are done nonetheless
             if len(chosen) == 1:
                 raise
@@ -104,6 +156,9 @@ def run_experiments(
         print_json(records[0] if len(records) == 1 else records)
 
 
+STOPPED = 75  # the exit status of a run that stopped in time and wants to be resumed
+
+
 def experiment(name: str) -> "Experiment":
     """The experiment of this name."""
     from difflib import get_close_matches
@@ -118,24 +173,42 @@ def experiment(name: str) -> "Experiment":
     return EXPERIMENTS[name]
 
 
-def _done(
-    one: "Experiment",
-    models: list[str],
-    samples: int,
-    seeds: int,
-    steps: int | None,
-    folder: Path,
-    device: str,
-    journal: "Journal",
-) -> dict[str, Any]:
+def _conditions(lab: "Lab") -> dict[str, Any]:
+    """What a result depends on, besides code and machine."""
+    return {
+        "seeds": lab.seeds,
+        "samples": lab.samples,
+        "text_samples": lab.text_samples,
+        "models": list(lab.models),
+        "steps": lab.steps,
+        "granularities": list(lab.granularities),
+        "protocol": lab.protocol.described(),
+    }
+
+
+def _known(one: "Experiment", lab: "Lab", journal: "Journal", folder: Path) -> dict[str, Any] | None:
+    """The result of an earlier call of this run, if the journal says that the experiment is done."""
+    from tenuto_lab.paper.experiment_results import read_experiment
+
+    file = folder / f"{one.name}.json"
+    if journal.get(f"done: {one.name}") != _conditions(lab) or not file.is_file():
+        return None
+    return read_experiment(file)
+
+
+def _done(one: "Experiment", lab: "Lab", folder: Path) -> dict[str, Any]:
+    from tenuto.cli.console import say
     from tenuto.files import write_json
     from tenuto.provenance import provenance
-    from tenuto_lab.paper import Lab
 
+    about = "seconds, without a GPU" if one.on_cpu else f"about {one.minutes:g} minutes on an H200 (an estimate)"
+    say(f"{one.name}: {about}")
+    begun = time.monotonic()
     with telling(one.title) as tell:
-        result = one.run(Lab(models, samples, seeds, steps, device, journal, tell))
+        lab.say = lambda text: tell(f"[{_clock(time.monotonic() - begun)}] {text}")
+        result = one.run(lab)
     record = {
-        "provenance": provenance(device, seed=0, seeds=seeds, samples=samples, models=models),
+        "provenance": provenance(lab.device, seed=0, seconds=round(time.monotonic() - begun), **_conditions(lab)),
         "name": one.name,
         "title": one.title,
         "claim": one.claim,
@@ -148,13 +221,20 @@ def _done(
     }
     write_json(folder / f"{one.name}.json", record)
     draw_one(record, folder)
+    if lab.journal is not None:
+        lab.journal.note(f"done: {one.name}", _conditions(lab))
     return record
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 def draw_one(record: dict[str, Any], folder: Path) -> None:
     """The table and the figure of what a result file holds."""
     from tenuto.files import write_text
-    from tenuto_lab.paper.experiment_report import draw, experiment_table
+    from tenuto_lab.paper.experiment_figures import draw
+    from tenuto_lab.paper.experiment_report import experiment_table
 
     write_text(folder / f"{record['name']}.md", experiment_table(record))
     if record.get("figure"):
@@ -171,8 +251,11 @@ def _tell(record: dict[str, Any]) -> None:
     out.print(f"The paper: {record['claim']}", markup=False)
     out.print(f"Here: {verdict(record)}", markup=False)
     table = Table(box=None, pad_edge=False)
-    for column in HEAD:
-        table.add_column(column, justify="right" if column in ("paper", "measured") else "left")
+    for column in HEAD:  # long texts are folded, never cut: a table fits a terminal of 100 columns
+        right = column in ("paper", "here", "nearness")
+        table.add_column(
+            column, justify="right" if right else "left", overflow="fold", ratio=3 if column == "quantity" else None
+        )
     for row in record["rows"]:
         table.add_row(*map(quoted, cells(row)))
     out.print(table)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from tenuto.cli.app import AsJson, Device, ModelName
-from tenuto_lab.cli.app import app, telling
+from tenuto_lab.cli.app import Precision, app, telling
 
 STEPS, TEXT_STEPS = 50, 64
 
@@ -32,6 +32,11 @@ def frontier(
         int, typer.Option(min=0, max=100_000, help="Samples for each seed in 250, 500 and 1,000 steps as well.")
     ] = 0,
     block_length: Annotated[int, typer.Option(min=1, help="Text: finish so many tokens before the next.")] = 32,
+    vae: Annotated[Path | None, typer.Option(help="A VAE directory, for latents. Default: beside the model.")] = None,
+    captions: Annotated[
+        Path | None, typer.Option(help="A file of captions, one on each line, for a whole pipeline.")
+    ] = None,
+    dtype: Annotated[Precision, typer.Option(help="Precision to run in.")] = "float32",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the figures here, as JSON.")] = None,
     png: Annotated[Path | None, typer.Option(help="Draw quality against work and time.")] = None,
     device: Device = "cpu",
@@ -49,6 +54,7 @@ def frontier(
     from tenuto.scheduling.making import check_budget
     from tenuto_lab.frontier import case_of, measure
     from tenuto_lab.frontier.frontier_report import frontier_picture, frontier_tables
+    from tenuto_lab.full_size.samples import read_captions
     from tenuto_lab.rivals import NAMES
 
     if png is not None:
@@ -59,7 +65,7 @@ def frontier(
             check_writable(path, reads=[model])
     for budget in budgets or []:
         check_budget(budget)
-    loaded = load(model, device=place, dtype=torch.float32)
+    loaded = load(model, device=place, dtype=getattr(torch, dtype))
     text = loaded.architecture.asks_for == "prompt"
     record: dict[str, Any] = {"cases": {}, "rows": [], "comparisons": []}
     for count in steps or [TEXT_STEPS if text else STEPS]:
@@ -73,6 +79,8 @@ def frontier(
             rivals=rivals,
             block_length=block_length,
             named=NAMES if named == ["all"] else named or (),
+            vae=vae,
+            captions=read_captions(captions) if captions else (),
         )
         with telling(f"Measuring {model} at {count} steps") as tell:
             measured = measure(case, tell)

@@ -14,16 +14,19 @@ def results(
     folder: Annotated[Path, typer.Argument(help="Where `tenuto lab experiment` wrote.")] = RESULTS,
     output: Annotated[Path, typer.Option("-o", "--output", help="The page, in Markdown.")] = Path("docs/results.md"),
     html: Annotated[Path | None, typer.Option(help="Also write a self-contained page here.")] = None,
+    ladder: Annotated[
+        Path, typer.Option(help="The speed of the full-size networks, as `python -m benchmarks.ladder` wrote it.")
+    ] = Path("results/ladder/ladder.json"),
 ) -> None:
     """Write one page of what the experiments found."""
     from tenuto.cli.console import say
     from tenuto.cli.extras import needs
     from tenuto.errors import TenutoError
-    from tenuto.files import check_writable, write_text
+    from tenuto.files import check_writable, read_json, write_text
     from tenuto_lab.cli.experiment import draw_one
     from tenuto_lab.paper import EXPERIMENTS
-    from tenuto_lab.paper.experiment_report import results_page
     from tenuto_lab.paper.experiment_results import read_experiment
+    from tenuto_lab.paper.results_page import results_page
 
     needs("The page", "lab", "matplotlib")
     for path in (output, html):
@@ -35,20 +38,24 @@ def results(
     for record in records:
         draw_one(record, folder)
     seen_from = Path(os.path.relpath(folder.resolve(), output.parent.resolve())).as_posix()
-    write_text(output, results_page(records, seen_from))
+    timed = read_json(ladder, "ladder") if ladder.is_file() else None
+    write_text(output, results_page(records, seen_from, timed))
     say(f"Wrote {output}")
     if html is not None:
-        _html(records, folder, html)
+        _html(records, folder, html, timed)
         say(f"Wrote {html}")
 
 
-def _html(records: list[dict[str, Any]], folder: Path, path: Path) -> None:
+def _html(records: list[dict[str, Any]], folder: Path, path: Path, timed: dict[str, Any] | None) -> None:
     from PIL import Image
 
     from tenuto.showing.page import Table, write_page
+    from tenuto_lab.paper.abstract import abstract_table
     from tenuto_lab.paper.experiment_report import HEAD, cells, verdict
 
-    tables, pictures = [], []
+    lines = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in abstract_table(records, timed)]
+    tables = [Table("In one screen", lines[0], lines[2:], "What the abstract says, and what was found here.")]
+    pictures = []
     for record in records:
         rows = [cells(row) for row in record["rows"]]
         tables.append(Table(record["title"], HEAD, rows, f"The paper: {record['claim']} Here: {verdict(record)}"))

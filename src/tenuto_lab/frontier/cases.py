@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 from tenuto.errors import UsageError
-from tenuto.models import Model, find
+from tenuto.models import Model, find, is_pipeline
+from tenuto.sampling.pictures import vae_of
+from tenuto_lab.frontier.captions import PipelineTexts
 from tenuto_lab.frontier.drawing import DrawingCase, measure_pictures
 from tenuto_lab.frontier.measurements import Frontier, Save
 from tenuto_lab.frontier.points import BUDGETS
@@ -33,12 +36,16 @@ def case_of(
     ours_only: bool = False,
     block_length: int = 32,
     named: Sequence[str] = (),
+    vae: Path | None = None,
+    captions: Sequence[str] = (),
 ) -> Case:
     """The case of a model at one number of steps.
 
     samples    number of pictures, or of problems of each kind, for each seed
     converged  how many pictures of each seed are also drawn in 250, 500 and 1,000 steps
     named      rivals that draw pictures, by name (tenuto_lab.rivals.NAMES), each at its best setting with hindsight
+    vae        decodes latents; by default the one beside the model
+    captions   to draw, if the model is a whole pipeline
     """
     if samples < 1 or seeds < 1:
         raise UsageError("At least one sample of one seed must be made.")
@@ -64,6 +71,13 @@ def case_of(
         )
     judge = picture_judge(model, model.device)
     labels, wanted = asked_for(model, samples)
+    texts = None
+    if model.path is not None and is_pipeline(model.path):
+        if not captions:
+            raise UsageError(f"{model.name} is a pipeline: name a file of captions, one a line, with --captions.")
+        judge, texts = None, PipelineTexts(model, min(batch, 8))
+    if captions:
+        wanted = list(islice(cycle(captions), samples))
     return DrawingCase(
         model,
         steps,
@@ -78,6 +92,8 @@ def case_of(
         rankings,
         ours_only,
         named,
+        vae_of(model, vae),
+        texts,
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
@@ -14,9 +14,9 @@ from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto.quality import psnr
 from tenuto.runtime.executor import Executor
-from tenuto.sampling.decoding import decoder_of
-from tenuto.sampling.pictures import Sampling, Solver, generate
+from tenuto.sampling.pictures import Sampling, Solver, decode, generate
 from tenuto.scoring.scores import Scores
+from tenuto_lab.frontier.captions import Draw
 from tenuto_lab.frontier.measurements import (
     HIGHEST,
     Frontier,
@@ -76,6 +76,8 @@ class DrawingCase:
     rankings: bool = True
     ours_only: bool = False  # measure only the full run and the default
     named: Sequence[str] = ()  # rivals by name (tenuto_lab.rivals.NAMES), each at its best setting with hindsight
+    vae: Any = None  # decodes latents
+    texts: Draw | None = None  # draws captions by a pipeline's own text encoders
 
     def draw(self, executor: Executor, steps: int, solver: Solver, seed: int, count: int | None = None) -> Tensor:
         """Pictures, in [-1, 1]."""
@@ -83,14 +85,12 @@ class DrawingCase:
 
     def shown(self, samples: Tensor) -> Tensor:
         """The pictures of samples, which may be latents. Times are measured without this."""
-        return self._decode(samples).clamp(-1, 1)
-
-    @cached_property
-    def _decode(self) -> Callable[[Tensor], Tensor]:
-        return decoder_of(self.model)
+        return (samples if self.vae is None else decode(samples.float(), self.vae)).clamp(-1, 1)
 
     def sample(self, executor: Executor, steps: int, solver: Solver, seed: int, count: int | None = None) -> Tensor:
-        wanted = list(self.wanted)[:count]
+        wanted, sampling = list(self.wanted)[:count], Sampling(steps=steps, solver=solver)
+        if self.texts is not None:
+            return self.texts(executor, sampling, wanted, seed * APART)
         by_class = self.model.architecture.asks_for == "class"
         return generate(
             self.model,
@@ -98,7 +98,7 @@ class DrawingCase:
             captions=None if by_class else wanted,
             seed=seed * APART,
             executor=executor,
-            sampling=Sampling(steps=steps, solver=solver),
+            sampling=sampling,
             batch=self.batch,
         )
 
@@ -261,7 +261,8 @@ class _DrawingRun:
 
 def _calibration(case: DrawingCase) -> Drifts:
     """SmoothCache's calibration. Its time is not counted."""
-    few = DrawingCase(case.model, case.steps, list(case.wanted)[:CALIBRATION], batch=CALIBRATION)
+    some = list(case.wanted)[:CALIBRATION]
+    few = DrawingCase(case.model, case.steps, some, batch=CALIBRATION, vae=case.vae, texts=case.texts)
     return drifts(case.model, case.steps, lambda executor: few.sample(executor, case.steps, "ddim", seed=99))
 
 

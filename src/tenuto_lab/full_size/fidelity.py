@@ -22,7 +22,7 @@ from tenuto_lab.full_size.clip import clip_scores
 from tenuto_lab.full_size.inception import load_inception
 from tenuto_lab.full_size.metrics import SPLITS, inception_score, precision_recall
 from tenuto_lab.full_size.samples import MANIFEST, SET, Pixels, caption_of, read_manifest
-from tenuto_lab.judging.judges import PictureJudge, judge_of
+from tenuto_lab.judging.judges import PictureJudge, judge_of, resamples_for
 from tenuto_lab.judging.statistics import Distance, Statistics, frechet, mean_interval
 
 FILES = (".png", ".jpg", ".jpeg")
@@ -81,9 +81,14 @@ def evaluate_pictures(
     clip: Path | None = None,
     device: str = "cpu",
     batch: int = 64,
+    against_set: Path | None = None,
 ) -> dict[str, Any]:
-    """Every figure that the reference allows, and the conditions of the measurement."""
+    """Every figure that the reference allows, and the conditions of the measurement.
+
+    against_set  a second set from the same noise; the paired difference of the two Fréchet distances is told as well
+    """
     drawn = read_set(samples)
+    other = None if against_set is None else paired_set(drawn, against_set)
     if clip is not None and not (drawn.manifest or {}).get("provenance", {}).get("captions"):
         raise UsageError(f"CLIP scores need captions, and {samples} has no manifest that names them.")
     viewer, known = viewer_for(features, drawn.pixels.shape, inception, device, batch)
@@ -92,6 +97,8 @@ def evaluate_pictures(
         raise UsageError("Name what the pictures are compared with: --reference (pictures, or their statistics).")
     seen = viewer(drawn.pixels)
     figures: dict[str, Any] = {"inception_score": None, **against(seen, compared, viewer, device)}
+    if other is not None:
+        figures["fid_delta"] = difference(seen, viewer(other.pixels), compared, viewer, device)
     if len(seen.logits) >= SPLITS:
         figures["inception_score"] = inception_score(seen.logits)
     if clip is not None:
@@ -102,10 +109,39 @@ def evaluate_pictures(
     return {
         "samples": {"name": drawn.name, "count": len(drawn.pixels), "manifest": drawn.manifest},
         "reference": {"name": compared.name, "count": compared.count},
+        **({} if other is None else {"against": {"name": other.name, "manifest": other.manifest}}),
         "features": viewer.name,
         "figures": figures,
         "provenance": provenance(device),
     }
+
+
+SAME = ("seed", "samples", "captions", "batch", "steps")  # settings that two paired sets share
+
+
+def paired_set(drawn: PictureSet, path: Path) -> PictureSet:
+    """The other set, if picture i of both sets comes from the same noise and the same request."""
+    other = read_set(path)
+    if drawn.pixels.shape != other.pixels.shape:
+        raise UsageError(f"{drawn.name} and {other.name} hold {len(drawn.pixels)} and {len(other.pixels)} pictures, or "
+                         "pictures of other sizes: they make no pairs.")  # fmt: skip
+    if drawn.manifest is None or other.manifest is None:
+        raise UsageError("Only sets with a manifest can be paired: it says which noise they come from.")
+    mine, theirs = drawn.manifest["settings"], other.manifest["settings"]
+    if differ := [name for name in SAME if mine.get(name) != theirs.get(name)]:
+        raise UsageError(f"{drawn.name} and {other.name} differ in {', '.join(differ)}, so they make no pairs.")
+    return other
+
+
+def difference(seen: SeenSet, other: SeenSet, reference: Reference, viewer: Viewer, device: str) -> list[float]:
+    """FID(samples) − FID(the other set), with its 95 % interval: both are resampled with the same indices."""
+    statistics = reference.statistics
+    if statistics is None:
+        assert reference.pixels is not None
+        statistics = Statistics.of(viewer(reference.pixels).features)
+    many = resamples_for(len(statistics.mean))
+    first, second = (Distance.of(one.features.to(device), statistics, many) for one in (seen, other))
+    return list(first.beyond(second))
 
 
 def against(seen: SeenSet, reference: Reference, viewer: Viewer, device: str) -> dict[str, Any]:

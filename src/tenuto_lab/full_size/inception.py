@@ -1,5 +1,6 @@
-"""The Inception network of published FIDs, from torch-fidelity."""
+"""The Inception network of published FIDs: torch-fidelity's, or the TorchScript file that StyleGAN's metrics use."""
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,26 @@ class Inception:
         return features, logits, self._spatial
 
 
-def load_inception(weights: Path | None, device: str | torch.device) -> Inception:
-    """Inception with the weights of a file; without a file, torch-fidelity downloads its weights."""
+class ScriptedInception:
+    """A TorchScript Inception (inception-2015-12-05.pt): bytes [B, 3, H, W] -> features and logits.
+
+    The file holds its own code, which runs in TorchScript's interpreter: it computes, and opens nothing.
+    """
+
+    name = "Inception-v3 features (TorchScript)"
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __call__(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.module(pixels, return_features=True)
+        return features, self.module(pixels, no_output_bias=True).clamp(min=1e-12).log()
+
+
+def load_inception(weights: Path | None, device: str | torch.device) -> Inception | ScriptedInception:
+    """Inception with the weights of a file, or a TorchScript file; without a file, torch-fidelity downloads its own."""
+    if weights is not None and _is_script(weights):
+        return _load_script(weights, device)
     try:
         from torch_fidelity import FeatureExtractorInceptionV3
     except ImportError as error:
@@ -54,6 +73,25 @@ def load_inception(weights: Path | None, device: str | torch.device) -> Inceptio
     except RuntimeError as error:
         raise CheckpointError(f"{weights} does not hold torch-fidelity's Inception: {first_line(error)}") from error
     return Inception(extractor.to(device))
+
+
+def _is_script(path: Path) -> bool:
+    """Whether a file is TorchScript: an archive that holds code."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any("/code/" in name for name in archive.namelist())
+
+
+def _load_script(path: Path, device: str | torch.device) -> ScriptedInception:
+    try:
+        loaded = ScriptedInception(torch.jit.load(str(path), map_location=torch.device(device)).eval())  # type: ignore[no-untyped-call]
+        features, _ = loaded(torch.zeros(2, 3, 32, 32, dtype=torch.uint8, device=device))
+    except (RuntimeError, ValueError, OSError, NotImplementedError) as error:
+        raise CheckpointError(f"{path} is no TorchScript Inception: {first_line(error)}") from error
+    if features.ndim != 2 or len(features) != 2:
+        raise CheckpointError(f"{path} is no TorchScript Inception: it gives no features [B, D] for pictures.")
+    return loaded
 
 
 def _check_plain(path: Path) -> None:

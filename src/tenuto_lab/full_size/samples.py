@@ -53,6 +53,7 @@ class Order:
     batch: int = 32
     dtype: Precision | None = None  # default: the checkpoint's own; float32 on a CPU
     vae: Path | None = None
+    guided_channels: int | None = None  # default: all; the DiT reference's own script guides 3 of 4
     mode: Mode = "auto"
     compiled: bool = False
     device: str = "cpu"
@@ -199,7 +200,12 @@ class ModelPainter:
             raise UsageError(f"{model.name} draws captions: name a file of them, one a line, with --captions.")
         self.classes: int | None = model.config.classes if asks_for == "class" else None
         guidance = model.architecture.guidance if order.guidance is None else order.guidance
-        self.sampling = Sampling(steps=order.all_steps, solver=order.solver or "ddim", guidance=guidance)
+        self.sampling = Sampling(
+            steps=order.all_steps,
+            solver=order.solver or "ddim",
+            guidance=guidance,
+            guided_channels=order.guided_channels,
+        )
         self.vae = vae_of(model, order.vae)
         self.executor: Executor = executor_for(model.network, order.schedule, order.mode, order.compiled)
 
@@ -210,6 +216,7 @@ class ModelPainter:
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "solver": self.sampling.solver,
             "guidance": self.sampling.guidance,
+            **({} if self.sampling.guided_channels is None else {"guided_channels": self.sampling.guided_channels}),
             "classes": self.classes,
             "vae": _described(self.vae),
         }
@@ -245,14 +252,16 @@ class PipelinePainter:
 
         if not order.captions:
             raise UsageError(f"{order.model} draws captions: name a file of them, one a line, with --captions.")
-        if order.solver or order.vae:
-            raise UsageError(f"{order.model} is a whole pipeline: its own solver and VAE draw.")
+        if order.vae or order.guided_channels:
+            raise UsageError(f"{order.model} is a whole pipeline: its own VAE draws, and it guides all channels.")
         self.order = order
         options = {} if order.torch_dtype is None else {"torch_dtype": order.torch_dtype}
         try:
             self.pipe = DiffusionPipeline.from_pretrained(str(find(order.model)), **options).to(device)
         except Exception as error:  # a damaged directory may raise any error
             raise CheckpointError(f"{order.model} is no pipeline that diffusers can load: {error}") from error
+        if order.solver is not None:
+            self.pipe.scheduler = scheduler_like(self.pipe.scheduler, order.solver)
         self.pipe.set_progress_bar_config(disable=True)
         denoiser = denoiser_of(self.pipe)
         keys = {key for unit in units_in(denoiser) for key in unit.tensors()}
@@ -285,6 +294,15 @@ class PipelinePainter:
             **guidance,
         ).images
         return (images * 255).round().astype(np.uint8)
+
+
+def scheduler_like(scheduler: Any, solver: Solver) -> Any:
+    """A scheduler for another solver, with the noise levels of the pipeline's own."""
+    from diffusers import DDIMScheduler, DPMSolverMultistepScheduler
+
+    if solver == "ddim":
+        return DDIMScheduler.from_config(scheduler.config, clip_sample=False)
+    return DPMSolverMultistepScheduler.from_config(scheduler.config, algorithm_type="dpmsolver++", solver_order=2)
 
 
 def write_set(path: Path, parts: Sequence[StoredPart], labels: NDArray[np.int64] | None) -> None:

@@ -7,7 +7,7 @@ distance, low, high = judge.distance(images).interval
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import torch
 from safetensors import SafetensorError
@@ -20,7 +20,7 @@ from tenuto.models import Model, shipped
 from tenuto.sampling.decoding import picture_shape
 from tenuto_lab.judging.cifar_classifier import CifarClassifier, load_cifar_classifier
 from tenuto_lab.judging.classifier import Classifier, load_classifier
-from tenuto_lab.judging.statistics import Distance, Statistics
+from tenuto_lab.judging.statistics import Distance, Statistics, frechet
 from tenuto_lab.judging.tiny_classifier import TinyClassifier, load_tiny_classifier
 
 CHUNK = 1000  # pictures at once
@@ -29,6 +29,9 @@ TINY = 1e-10  # added to lengths before division, as in LPIPS
 END_OF_TEXT = 1
 TIED = "lm_head.weight"  # not stored: it is the embedding
 
+RESAMPLES = 200  # of a bootstrap; where features are many, an eigenvalue problem for each takes too long
+FEW_RESAMPLES, MANY_FEATURES = 20, 512
+
 PictureClassifier = Classifier | CifarClassifier | TinyClassifier
 # The classifier for a model's pictures, by their shape.
 CLASSIFIERS: dict[tuple[int, ...], tuple[str, Callable[[Path], PictureClassifier]]] = {
@@ -36,6 +39,29 @@ CLASSIFIERS: dict[tuple[int, ...], tuple[str, Callable[[Path], PictureClassifier
     (3, 32, 32): ("cifar-classifier", load_cifar_classifier),
     (3, 64, 64): ("natural-judge", load_tiny_classifier),
 }
+
+
+class Judge(Protocol):
+    """Whoever says how far pictures are from real ones."""
+
+    name: str
+
+    def distance(self, images: Tensor) -> Distance | None:
+        """The Fréchet distance of pictures [N, C, H, W] in [-1, 1]; None if there are too few of them."""
+        ...
+
+    def value(self, images: Tensor) -> float | None:
+        """The same distance of a small set, without an interval: to see how sets differ, not how good they are."""
+        ...
+
+    def agrees(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Whether each picture shows the requested class: bool [N]."""
+        ...
+
+
+def resamples_for(features: int) -> int:
+    """How often a set with this many features is resampled."""
+    return RESAMPLES if features <= MANY_FEATURES else FEW_RESAMPLES
 
 
 class PictureJudge:
@@ -62,7 +88,14 @@ class PictureJudge:
         """The Fréchet distance from real pictures; None if there are too few pictures for an invertible covariance."""
         if self.statistics is None or len(images) <= len(self.statistics.mean):
             return None
-        return Distance.of(self.features(images).cpu(), self.statistics.to("cpu"))
+        many = resamples_for(len(self.statistics.mean))
+        return Distance.of(self.features(images).cpu(), self.statistics.to("cpu"), many)
+
+    def value(self, images: Tensor) -> float | None:
+        """As in Judge."""
+        if self.statistics is None or len(images) < 2:
+            return None
+        return frechet(Statistics.of(self.features(images).cpu()), self.statistics.to("cpu"))
 
     @torch.no_grad()
     def agrees(self, images: Tensor, labels: Tensor) -> Tensor:

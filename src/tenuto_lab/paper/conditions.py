@@ -1,18 +1,60 @@
 """The conditions of an experiment: the models, the number of samples, and the trials measured so far."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import tenuto
-from tenuto.errors import UsageError
+from tenuto.errors import TenutoError, UsageError
 from tenuto.journal import Journal
-from tenuto_lab.paper.trials import Bench, PictureBench, TextBench
+from tenuto.models import Model, find, is_pipeline
+from tenuto.sampling.pictures import vae_of
+from tenuto.scoring.units import Granularity
+from tenuto_lab.frontier.captions import PipelineTexts
+from tenuto_lab.frontier.cases import CAPTIONS, asked_for
+from tenuto_lab.full_size.inception_judge import inception_judge
+from tenuto_lab.full_size.samples import Precision, read_captions
+from tenuto_lab.judging.judges import Judge, picture_judge
+from tenuto_lab.paper.drawing_bench import PictureBench
+from tenuto_lab.paper.trials import Bench, as_dtype
+from tenuto_lab.paper.writing_bench import ANSWER, TextBench, read_problems
 
 REFERENCE = ("tiny-llada", "tiny-dit", "tiny-uvit", "tiny-sdxl")
 Say = Callable[[str], object]
+
+
+class OutOfTime(TenutoError):
+    """The time that a run was given is over."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How samples are made and judged, where it is not the reference models' own way."""
+
+    dtype: Precision = "float32"
+    guidance: float | None = None  # None: the paper's for the family
+    vae: Path | None = None  # None: the one beside the model, if it makes latents
+    captions: Path | None = None  # one a line, for a model that draws captions
+    problems: Path | None = None  # JSONL, for a model that writes
+    answer_length: int = ANSWER  # tokens of an answer
+    inception: Path | None = None  # weights; with `reference`, pictures are judged by Inception features
+    reference: Path | None = None  # real pictures, or their statistics
+    batch: int | None = None  # samples at a time
+
+    def __post_init__(self) -> None:
+        if self.inception is not None and self.reference is None:
+            raise UsageError(
+                "Inception judges against real pictures: name them, or their statistics, with --reference."
+            )
+
+    def described(self) -> dict[str, Any]:
+        """What the results depend on, for their provenance."""
+        given = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: str(value) for name, value in given.items() if value is not None}
 
 
 @dataclass
@@ -24,17 +66,23 @@ class Lab:
     device: str | torch.device = "cpu"
     journal: Journal | None = None
     say: Say = lambda text: None
+    granularities: Sequence[Granularity] = ("branch",)
+    protocol: Protocol = field(default_factory=Protocol)
+    text_samples: int | None = None  # for each seed, of a model that writes; None: `samples`
+    ends: float | None = None  # the monotonic time after which no new trial begins
     _benches: dict[str, Bench] = field(default_factory=dict)
 
     def once(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The journal's entry of this name for this number of samples. If there is none, measures and records it.
+        """The journal's entry of this name for these conditions. If there is none, measures and records it.
 
         Experiments with a common journal share their trials.
         """
-        name = f"{name} ({self.samples} samples of {self.seeds} seeds)"
+        name = f"{name} ({self.samples}/{self.text_samples} samples of {self.seeds} seeds, {self.protocol.described()})"
         known = self.journal.get(name) if self.journal is not None else {}
         if known:
             return known
+        if self.ends is not None and time.monotonic() >= self.ends:
+            raise OutOfTime("the time is over. The same command with --resume goes on here.")
         found = measure()
         if self.journal is not None:
             self.journal.note(name, found)
@@ -43,16 +91,58 @@ class Lab:
     def bench(self, name: str) -> Bench:
         """A model with its requests and its judge. Each model is loaded once."""
         if name not in self._benches:
-            model = tenuto.load(name, device=torch.device(self.device), dtype=torch.float32)
-            make = TextBench if model.architecture.asks_for == "prompt" else PictureBench
-            self._benches[name] = make(model, self.samples, range(self.seeds))
+            model = tenuto.load(name, device=torch.device(self.device), dtype=as_dtype(self.protocol.dtype))
+            self._benches[name] = (
+                self._writer(model) if model.architecture.asks_for == "prompt" else self._drawer(model)
+            )
         return self._benches[name]
 
     def benches(self) -> list[Bench]:
-        return [self.bench(name) for name in self.models]
+        """A bench for each model and each granularity."""
+        found = [self.bench(name) for name in self.models]
+        return [bench.at(granularity) for bench in found for granularity in self.granularities]
 
     def writers(self) -> list[Bench]:
         """The benches of language models."""
         if found := [bench for bench in self.benches() if bench.writes]:
             return found
         raise UsageError(f"This experiment is for language models, and {', '.join(self.models)} draws.")
+
+    def _writer(self, model: Model) -> TextBench:
+        given = self.protocol
+        posed = None if given.problems is None else read_problems(given.problems, model)
+        return TextBench(model, self.text_samples or self.samples, range(self.seeds), posed, given.answer_length)
+
+    def _drawer(self, model: Model) -> PictureBench:
+        given, by_class = self.protocol, model.architecture.asks_for == "class"
+        whole = is_pipeline(find(model.name))
+        if given.captions is not None and by_class:
+            raise UsageError(f"{model.name} draws classes; --captions is not for it.")
+        labels, wanted = asked_for(model, self.samples)
+        if given.captions is not None:
+            lines = read_captions(given.captions)
+            wanted = [lines[i % len(lines)] for i in range(self.samples)]
+        elif whole and not by_class:
+            raise UsageError(f"{model.name} is a pipeline: name a file of captions, one a line, with --captions.")
+        judge, seen = self._judge(model, wanted)
+        texts = PipelineTexts(model, given.batch or 8) if whole else None
+        return PictureBench(
+            model,
+            self.samples,
+            range(self.seeds),
+            wanted,
+            judge,
+            labels if seen else None,
+            guidance=given.guidance,
+            vae=vae_of(model, given.vae),
+            texts=texts,
+            batch=given.batch,
+        )
+
+    def _judge(self, model: Model, wanted: Sequence[Any]) -> tuple[Judge | None, bool]:
+        """The judge, and whether it knows the classes that are asked for."""
+        given = self.protocol
+        if given.reference is not None:
+            return inception_judge(given.inception, given.reference, self.device), False
+        judge = picture_judge(model, model.device)
+        return judge, judge is not None and (given.captions is None or not set(wanted) - set(CAPTIONS))

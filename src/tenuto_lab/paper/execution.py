@@ -9,9 +9,8 @@ from tenuto_lab.paper.conditions import Lab
 from tenuto_lab.paper.experiment_results import ClaimRow, ExperimentResult, spread
 from tenuto_lab.paper.trials import Bench
 from tenuto_lab.paper.ways import BUDGETS
-from tenuto_lab.speed.ladder import Rung, TimedNetwork, Timing, everything, measure, scattered_lifetimes, timed_network
+from tenuto_lab.speed.ladder import Rung, TimedNetwork, Timing, everything, measure, spectral_lifetimes, timed_network
 
-STEPS = 100
 PAPER = {"skip": 1.9, "padded": 2.7, "jagged": 3.0}  # the paper's speed-up over eager, LLaDA-8B
 MEMORY = {"llada": 0.17, "dit": 0.11, "uvit": 0.10, "unet": 0.22}
 BATCHES = {"llada": 1, "dit": 32, "uvit": 32, "unet": 16}  # including both halves of guidance
@@ -24,7 +23,7 @@ def execution(lab: Lab) -> ExperimentResult:
     rows: list[ClaimRow] = []
     for bench in lab.benches():
         subject = _subject(bench)
-        rungs = _rungs(subject, BUDGETS.get(bench.family, 0.35), lab.steps or STEPS, gpu)
+        rungs = _rungs(bench, subject, lab.steps or bench.steps, gpu)
         found = lab.once(f"{bench.model.name}: execution", partial(_timed, subject, rungs, lab))
         eager = found["eager"]
         for mode, timing in found.items():
@@ -38,7 +37,13 @@ def execution(lab: Lab) -> ExperimentResult:
             jagged, padded = found["jagged"]["speedup"], found["padded"]["speedup"]
             claimed = PAPER["jagged"] / PAPER["padded"] if bench.writes else None
             rows.append(
-                ClaimRow("jagged over padded", bench.model.name, claimed, jagged / padded, holds=jagged > padded)
+                ClaimRow(
+                    "jagged over padded",
+                    bench.model.name,
+                    claimed,
+                    jagged / padded,
+                    holds="yes" if jagged > padded else "no",
+                )
             )
             more = found["jagged"]["peak_bytes"] / eager["peak_bytes"] - 1
             rows.append(
@@ -63,8 +68,9 @@ def _subject(bench: Bench) -> TimedNetwork:
     return timed_network(model.name, model.network, model.architecture, model.config, batch=batch, tokens=tokens)
 
 
-def _rungs(subject: TimedNetwork, budget: float, steps: int, gpu: bool) -> list[Rung]:
-    paper = scattered_lifetimes(subject.units, steps, budget)
+def _rungs(bench: Bench, subject: TimedNetwork, steps: int, gpu: bool) -> list[Rung]:
+    budget, branches = BUDGETS.get(bench.family, 0.35), bench.at("branch").scores
+    paper = spectral_lifetimes(subject.units, steps, budget, branches, bench.granularity)
     rungs = [Rung("full", "eager", False, None), Rung("lifetimes", "skip", False, paper)]
     if gpu:
         rungs.append(Rung("full", "jagged", False, everything(subject.units, 8)))

@@ -1,8 +1,12 @@
-"""An experiment's result: the paper's figure, the measured figure, and whether the claim holds. Also reads it."""
+"""An experiment's result: the paper's figure, the measured figure, and whether the claim holds. Also reads it.
+
+A row is decided by the paper's own metric: FID for pictures, right answers for text. How near the outputs are to the
+full run's stands beside it, with a verdict of its own.
+"""
 
 from base64 import b64decode
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tenuto.errors import TenutoError, first_line
+from tenuto.scoring.units import Granularity
 from tenuto_lab.judging.statistics import Interval
+from tenuto_lab.judging.verdicts import VERDICTS, Evidence, Verdict, decided
 from tenuto_lab.result_files import (
     MADE,
     Check,
@@ -20,7 +26,6 @@ from tenuto_lab.result_files import (
     both,
     by_name,
     fields,
-    flag,
     in_order,
     listed,
     number,
@@ -33,16 +38,37 @@ from tenuto_lab.result_files import (
 
 
 @dataclass(frozen=True)
+class Nearness:
+    """The same comparison by nearness to the full run: the second column."""
+
+    unit: str  # dB, or the share of equal tokens
+    measured: float
+    interval: tuple[float, float]
+    holds: Verdict | None = None
+    evidence: Evidence | None = None
+
+
+@dataclass(frozen=True)
 class ClaimRow:
-    """One figure. The paper's figure is for its own network and metric; `quantity` names the differences."""
+    """One figure. The paper's figure is for its own network and metric; `quantity` names the differences.
+
+    A row with evidence is decided by `judged`, together with all other rows of its experiment. A row about something
+    that is counted, not sampled, is decided when it is made.
+    """
 
     quantity: str
     model: str
     paper: float | None
     measured: float | None  # None: not measured; the note says why
     interval: tuple[float, float] | None = None  # 95 %
-    holds: bool | None = None  # None: the row tests no claim
+    holds: Verdict | None = None  # None: the row tests no claim, or is not decided yet
     note: str = ""
+    granularity: Granularity | None = None  # None: the row does not depend on it
+    evidence: Evidence | None = None
+    nearness: Nearness | None = None
+    p: float | None = None  # of the evidence; `corrected`: for the number of comparisons
+    corrected: float | None = None
+    said: str = ""  # the paper's figure in its own unit, where `paper` is converted
 
     @classmethod
     def of(
@@ -51,20 +77,41 @@ class ClaimRow:
         model: str,
         paper: float | None,
         measured: Interval,
-        holds: bool | None = None,
+        evidence: Evidence | None = None,
         note: str = "",
+        nearness: Nearness | None = None,
     ) -> "ClaimRow":
         value, low, high = measured
-        return cls(quantity, model, paper, value, (low, high), holds, note)
+        return cls(quantity, model, paper, value, (low, high), None, note, None, evidence, nearness)
 
     def to_json(self) -> dict[str, Any]:
         def shorter(value: Any) -> Any:
             return float(f"{value:.6g}") if isinstance(value, float) else value
 
-        found = asdict(self)
-        if self.interval is not None:
-            found["interval"] = [shorter(end) for end in self.interval]
-        return {key: shorter(value) for key, value in found.items() if not (key == "note" and not value)}
+        found = {key: shorter(value) for key, value in asdict(self).items() if key not in ("evidence", "nearness")}
+        found["interval"] = None if self.interval is None else [shorter(end) for end in self.interval]
+        for key in ("note", "granularity", "p", "corrected", "said"):
+            if not found[key] and found[key] != 0:
+                del found[key]
+        if (near := self.nearness) is not None:
+            ends = [shorter(end) for end in near.interval]
+            measured = {"unit": near.unit, "measured": shorter(near.measured), "interval": ends, "holds": near.holds}
+            found["nearness"] = measured
+        return found
+
+
+def judged(rows: Sequence[ClaimRow]) -> list[ClaimRow]:
+    """The rows with their verdicts. Holm's correction covers all comparisons of the experiment together."""
+    made = list(rows)
+    claims = [i for i, row in enumerate(made) if row.evidence is not None]
+    found = decided([evidence for row in made if (evidence := row.evidence) is not None])
+    for i, one in zip(claims, found, strict=True):
+        made[i] = replace(made[i], holds=one.verdict, p=one.p, corrected=one.corrected)
+    near = [(i, row.nearness) for i, row in enumerate(made) if row.nearness is not None and row.nearness.evidence]
+    said = decided([one.evidence for _, one in near if one.evidence is not None])
+    for (i, beside), decision in zip(near, said, strict=True):
+        made[i] = replace(made[i], nearness=replace(beside, holds=decision.verdict))
+    return made
 
 
 @dataclass(frozen=True)
@@ -182,9 +229,24 @@ ROWS = listed(
             "model": text,
             "paper": optional(number()),
             "measured": optional(number()),
-            "holds": optional(flag),
+            "holds": optional(one_of(*VERDICTS)),
         },
-        {"interval": optional(in_order(number(), number())), "note": text},
+        {
+            "interval": optional(in_order(number(), number())),
+            "note": text,
+            "said": text,
+            "granularity": one_of("branch", "block"),
+            "p": number(0, 1),
+            "corrected": number(0, 1),
+            "nearness": fields(
+                {
+                    "unit": text,
+                    "measured": number(),
+                    "interval": in_order(number(), number()),
+                    "holds": optional(one_of(*VERDICTS)),
+                }
+            ),
+        },
     )
 )
 EXPERIMENT = fields(

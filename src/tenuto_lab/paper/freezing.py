@@ -16,6 +16,7 @@ from torch import Tensor
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.masked import generate_tokens, sampling_for
 from tenuto_lab.judging.statistics import Interval, mean_interval
+from tenuto_lab.judging.verdicts import at_least, better
 from tenuto_lab.paper.conditions import Lab
 from tenuto_lab.paper.experiment_results import ClaimRow, ExperimentResult, Figure, Panel, spread
 from tenuto_lab.paper.trials import Bench
@@ -84,12 +85,12 @@ def freezing(lab: Lab) -> ExperimentResult:
             ]
         ahead = _difference(found["random"], found["scr"], "losses")
         rows.append(
-            ClaimRow.of("loss of a lesson, random frozen less lowest SCR frozen", name, None, ahead, holds=ahead[1] > 0)
+            ClaimRow.of("loss of a lesson, random frozen less lowest SCR frozen", name, None, ahead, better(ahead))
         )
         behind = _difference(found["scr"], full, "right")
         rows.append(
             ClaimRow.of(
-                "right answers, lowest SCR frozen less full fine-tuning", name, None, behind, holds=behind[2] >= NEAR
+                "right answers, lowest SCR frozen less full fine-tuning", name, None, behind, at_least(behind, NEAR)
             )
         )
         panels.append(Panel(name, {NAMES[method]: _course(runs) for method, runs in found.items()}, "lesson", "loss"))

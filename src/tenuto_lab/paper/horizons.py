@@ -5,12 +5,11 @@ import math
 from tenuto_lab.paper.conditions import Lab
 from tenuto_lab.paper.experiment_results import ClaimRow, ExperimentResult, Figure, Panel
 from tenuto_lab.paper.operating import SMALL
-from tenuto_lab.paper.static_rankings import ranked_way
-from tenuto_lab.paper.trials import Trial, difference
-from tenuto_lab.paper.ways import BUDGETS, above, in_full, ours, paired_row, relative, tried
+from tenuto_lab.paper.static_rankings import OURS, ranked
+from tenuto_lab.paper.ways import BUDGETS, FULL, comparison, in_full, ours, quality_rows, tried
 
 HORIZONS = (100, 50, 30, 20, 10)
-ORDERS = ("spectral", "depth", "random")
+ORDERS = {"spectral": OURS, "depth": "depth", "random": "random"}
 # The paper: T -> (spectral, depth, random), difference from full inference at that T: FID; for LLaDA, GSM8K.
 PAPER = {
     "dit": {
@@ -31,50 +30,40 @@ PAPER = {
 
 
 def horizons(lab: Lab) -> ExperimentResult:
+    """With `lab.steps`, that horizon alone."""
     rows: list[ClaimRow] = []
     panels: list[Panel] = []
     for bench in lab.benches():
-        text = bench.writes
+        budget = BUDGETS.get(bench.family, 0.35)
         lines: dict[str, list[tuple[float, float]]] = {order: [] for order in (*ORDERS, "Tenuto's default")}
-        for steps in HORIZONS:
-            count = _steps(steps, text)
+        for steps in (lab.steps,) if lab.steps else HORIZONS:
+            count = steps_of(steps, bench.writes)
             title = f"T = {steps}" if count == steps else f"T = {steps}, here {count}"
-            budget = BUDGETS.get(bench.family, 0.35)
+            claimed = PAPER.get(bench.family, {}).get(steps)
+            unit = 100 if bench.writes else FULL.get(bench.family, 1.0)
             full = tried(lab, bench, "full", in_full(bench), count)
-            found: dict[str, Trial] = {}
-            for place, order in enumerate(ORDERS):
-                found[order] = tried(lab, bench, f"{order} at {budget:g}", ranked_way(bench, order, budget), count)
-                claimed = PAPER.get(bench.family, {}).get(steps)
-                rows.append(_row(bench.model.name, title, order, found[order], full, text, claimed and claimed[place]))
-                lines[order].append((steps, found[order].mean(bench.quality)[0]))
+            found = {order: ranked(lab, bench, ranking, budget, count) for order, ranking in ORDERS.items()}
             default = tried(lab, bench, f"tenuto at {budget:g}", ours(bench, budget), count)
-            rows.append(_row(bench.model.name, title, "Tenuto's default", default, full, text, None))
+            for place, (order, trials) in enumerate(found.items()):
+                said = {} if claimed is None else {"task" if bench.writes else "fid": claimed[place] / unit}
+                rows += quality_rows(bench, f"{title}: {order}", trials[0], full, said, claims=False)[:1]
+                lines[order].append((steps, trials[0].mean(bench.quality)[0]))
+            rows += quality_rows(bench, f"{title}: Tenuto's default", default, full, {}, claims=False)[:1]
             lines["Tenuto's default"].append((steps, default.mean(bench.quality)[0]))
-            for other in ORDERS[1:]:
-                quantity = f"{title}: spectral less {other}, {bench.quality}"
-                rows.append(paired_row(bench, quantity, (found["spectral"], found[other]), bench.quality, above))
-        panels.append(Panel(bench.model.name, lines, across="steps of the full run", up=bench.quality_title))
+            for place, other in enumerate(list(ORDERS)[1:], 1):
+                gain = None if claimed is None else abs(claimed[place] - claimed[0]) / unit
+                pair = found["spectral"][0], found[other]
+                rows.append(comparison(bench, f"{title}: spectral", other, pair, paper=gain))
+        title = f"{bench.model.name}, by {bench.granularity}"
+        panels.append(Panel(title, lines, across="steps of the full run", up=bench.quality_title))
     return ExperimentResult(
         rows,
-        "A comparison holds where the spectral order is better than depth's or chance's by more "
-        "than the interval of the paired difference.",
+        "The paper tried LLaDA and DiT only; U-ViT and SDXL are tried here as well.",
         Figure("lines", panels),
         SMALL,
     )
 
 
-def _steps(steps: int, text: bool) -> int:
+def steps_of(steps: int, text: bool) -> int:
     """Text is written in four blocks, so its number of steps is rounded up to a multiple of four."""
     return max(4, 4 * math.ceil(steps / 4)) if text else steps
-
-
-def _row(model: str, title: str, order: str, trial: Trial, full: Trial, text: bool, claimed: float | None) -> ClaimRow:
-    if text:
-        change, _ = difference(trial, full, "arithmetic")
-        paper = None if claimed is None else claimed / 100
-        return ClaimRow.of(f"{title}: {order}, arithmetic, change in right answers", model, paper, change)
-    if "fid_delta" in trial.figures:
-        shares = relative(trial.figures["fid_delta"], trial.figures["full_fid"][0])
-        paper = None if claimed is None else claimed / 2.27
-        return ClaimRow.of(f"{title}: {order}, FID above full inference's, share of it", model, paper, shares)
-    return ClaimRow.of(f"{title}: {order}, dB to the full run's picture", model, None, trial.mean("psnr"))

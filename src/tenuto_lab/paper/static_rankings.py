@@ -1,4 +1,8 @@
-"""Does the score order the units better than other numbers do, at the same work?"""
+"""Does the score order the units better than other numbers do, at the same work?
+
+Every experiment takes its rankings from here: one orientation of each, measured once on the network, and ten random
+orders.
+"""
 
 from dataclasses import replace
 
@@ -10,9 +14,10 @@ from tenuto_lab.paper.experiment_results import ClaimRow, ExperimentResult, Figu
 from tenuto_lab.paper.operating import SMALL
 from tenuto_lab.paper.score_validity import freeze_errors_of
 from tenuto_lab.paper.trials import Bench, Trial, Way, scheduled
-from tenuto_lab.paper.ways import BUDGETS, above, in_full, paired_row, quality_rows, tried
+from tenuto_lab.paper.ways import BUDGETS, FULL, comparison, in_full, named, quality_rows, spectral, tried
 from tenuto_lab.probing.sensitivity import orientation, scr_and_stable_rank
 
+RANDOM = 10  # random orders
 REFRESHED = 0.25  # the budget at which rankings choose the units with an extra refresh
 SPEARMAN = {"llada": -0.31, "dit": -0.27, "uvit": -0.24, "unet": -0.35}  # the paper's, of SCR and stable rank
 # The paper: GSM8K for LLaDA, FID for the others, in the order of NAMES.
@@ -22,7 +27,6 @@ PAPER: dict[str, tuple[float, ...]] = {
     "uvit": (4.02, 3.61, 3.44, 3.39, 3.31, 3.27, 3.22, 3.15),
     "unet": (9.45, 8.88, 8.64, 8.57, 8.43, 8.34, 8.19, 8.09),
 }
-FULL = {"llada": 68.3, "dit": 2.27, "uvit": 3.08, "unet": 7.84}
 NAMES: dict[str, Statistic] = {
     "random": "random",
     "depth": "depth",
@@ -33,16 +37,35 @@ NAMES: dict[str, Statistic] = {
     "raw SCR": "scr",
     "SCR/Frobenius": "score",
 }
-SHORT: dict[str, Statistic] = {"spectral": "score", "depth": "depth", "random": "random"}
+OURS = "SCR/Frobenius"
 
 
-def ranked_way(bench: Bench, name: str, budget: float, orientation: int = 1) -> Way:
-    """Lifetimes by a ranking. `name` is a key of NAMES or SHORT."""
-    statistic = SHORT.get(name) or NAMES[name]
+def ranked_way(bench: Bench, ranking: str, budget: float, orientation: int = 1, seed: int = 0) -> Way:
+    """Lifetimes by a ranking, a key of NAMES."""
     return scheduled(
         bench.model,
-        lambda steps, blocks: ranked_lifetimes(bench.scores, steps, statistic, budget, orientation=orientation),
+        lambda steps, blocks: ranked_lifetimes(
+            bench.scores, steps, NAMES[ranking], budget, seed, orientation=orientation
+        ),
     )
+
+
+def ranked(lab: Lab, bench: Bench, ranking: str, budget: float, steps: int | None = None) -> list[Trial]:
+    """The trials of a ranking: one, or one for each random order."""
+    if ranking == OURS:
+        return [tried(lab, bench, named(bench, f"spectral at {budget:g}"), spectral(bench, budget), steps)]
+    sign = orientations(lab, bench)[ranking]
+    known_as = ranking if sign > 0 else f"{ranking}, reversed"
+    return [
+        tried(
+            lab,
+            bench,
+            named(bench, f"{known_as} at {budget:g}" + (f", order {seed}" if ranking == "random" else "")),
+            ranked_way(bench, ranking, budget, sign, seed),
+            steps,
+        )
+        for seed in range(RANDOM if ranking == "random" else 1)
+    ]
 
 
 def refreshed_way(bench: Bench, name: str, orientation: int = 1) -> Way:
@@ -64,39 +87,23 @@ def rankings(lab: Lab) -> ExperimentResult:
         name, budget = bench.model.name, BUDGETS.get(bench.family, 0.35)
         turned = orientations(lab, bench)
         full = tried(lab, bench, "full", in_full(bench))
-        frozen: dict[str, Trial] = {}
-        fresh: dict[str, Trial] = {}
-        for place, ranking in enumerate(NAMES):
-            sign = turned[ranking]
-            way = ranked_way(bench, ranking, budget, sign)
-            frozen[ranking] = tried(lab, bench, f"{_known_as(ranking, sign)} at {budget:g}", way)
+        frozen = {ranking: ranked(lab, bench, ranking, budget) for ranking in NAMES}
+        for place, (ranking, trials) in enumerate(frozen.items()):
             rows += quality_rows(
-                bench, f"held for good, {ranking}", frozen[ranking], full, _paper(bench, place), claims=False
+                bench, f"held for good, {ranking}", trials[0], full, _paper(bench, place), claims=False
             )
-            if not bench.writes:
-                fresh[ranking] = tried(
-                    lab,
-                    bench,
-                    f"refreshed, {ranking} once more, {sign:+d}",
-                    refreshed_way(bench, ranking, sign),
-                )
-                rows += [
-                    row
-                    for row in quality_rows(bench, f"refreshed, {ranking}", fresh[ranking], full, {})
-                    if "dB" in row.quantity or "FID" in row.quantity
-                ]
-        for kind, found in (("held for good", frozen), ("refreshed", fresh)):
-            for ranking in list(NAMES)[:-1] if found else ():
-                rows.append(
-                    paired_row(
-                        bench,
-                        f"{kind}: SCR/Frobenius less {ranking}, {bench.quality}",
-                        (found["SCR/Frobenius"], found[ranking]),
-                        bench.quality,
-                        above if kind == "held for good" else None,
-                        note=f"{{test}}; {ranking} oriented {turned[ranking]:+d}",
-                    )
-                )
+        fresh: dict[str, Trial] = {}
+        if not bench.writes and bench.granularity == "branch":
+            for ranking in NAMES:
+                way, known_as = refreshed_way(bench, ranking, turned[ranking]), f"refreshed, {ranking} once more"
+                fresh[ranking] = tried(lab, bench, f"{known_as}, {turned[ranking]:+d}", way)
+        for place, ranking in enumerate(list(NAMES)[:-1]):
+            against = frozen[OURS][0], frozen[ranking]
+            told = f"oriented {turned[ranking]:+d}"
+            rows.append(comparison(bench, OURS, ranking, against, paper=_gain(bench, place), note=told))
+            if fresh:
+                pair = fresh[OURS], fresh[ranking]
+                rows.append(comparison(bench, f"refreshed: {OURS}", ranking, pair, None, note=told))
         both = scr_and_stable_rank(bench.scores)
         rows.append(
             ClaimRow(
@@ -107,41 +114,54 @@ def rankings(lab: Lab) -> ExperimentResult:
                 note=f"p = {both.p:.2g}",
             )
         )
-        shown = {"held for good": frozen, **({"refreshed": fresh} if fresh else {})}
-        panels.append(
-            Panel(
-                name,
-                {kind: [(r, t.mean(bench.quality)[0]) for r, t in found.items()] for kind, found in shown.items()},
-                across=bench.quality,
-            )
-        )
+        panels.append(_panel(bench, frozen, fresh))
     return ExperimentResult(
         rows,
-        "A comparison holds where SCR/Frobenius is better than the other ranking by more than the "
-        "interval of the paired difference, units held for good. Every ranking gives out the same lifetimes, and is "
-        "oriented by the sign of its correlation with the freeze errors measured on this network.",
+        "Every ranking gives out the same lifetimes and is oriented by the sign of its correlation with the freeze "
+        "errors measured on this network; SCR/Frobenius is not oriented, because the paper says how it points.",
         Figure("bars", panels),
         SMALL,
     )
 
 
+def _panel(bench: Bench, frozen: dict[str, list[Trial]], fresh: dict[str, Trial]) -> Panel:
+    title = f"{bench.model.name}, by {'branches' if bench.granularity == 'branch' else 'blocks'}"
+    first = next(iter(frozen.values()))[0]
+    if not bench.writes and "fid" in first.figures:
+        series = {
+            "held for good": [(r, t[0].figures["fid"][0] / t[0].figures["full_fid"][0]) for r, t in frozen.items()]
+        }
+        return Panel(title, series, across="FID, of full inference's")
+    shown = {"held for good": {r: t[0] for r, t in frozen.items()}, **({"refreshed": fresh} if fresh else {})}
+    value = bench.tasks[0] if bench.writes else bench.quality
+    bars = {kind: [(r, t.mean(value)[0]) for r, t in found.items()] for kind, found in shown.items()}
+    return Panel(title, bars, across=f"{value}, right answers" if bench.writes else bench.quality)
+
+
 def orientations(lab: Lab, bench: Bench) -> dict[str, int]:
-    """For each ranking: 1 if a larger number means a longer lifetime, else −1. The measured freeze errors decide."""
-    errors = freeze_errors_of(lab, bench)
-    found = {name: orientation(statistic_of(bench.scores, NAMES[name]), errors).sign for name in NAMES}
-    return {**found, "random": 1, "SCR/Frobenius": 1}
+    """For each ranking: 1 if a larger number means a longer lifetime, else −1. The measured freeze errors decide.
 
-
-def _known_as(ranking: str, sign: int) -> str:
-    """The name of the same trial in other experiments."""
-    return {"SCR/Frobenius": "spectral"}.get(ranking, ranking) + ("" if sign > 0 else ", reversed,")
+    They are measured once for each network, on single branches, and every experiment uses the same signs.
+    """
+    branches = bench.at("branch")
+    errors = freeze_errors_of(lab, branches)
+    found = {name: orientation(statistic_of(branches.scores, NAMES[name]), errors).sign for name in NAMES}
+    return {**found, "random": 1, OURS: 1}
 
 
 def _paper(bench: Bench, place: int) -> dict[str, float]:
     if bench.family not in PAPER:
         return {}
     value, full = PAPER[bench.family][place], FULL[bench.family]
-    return {"arithmetic": (value - full) / 100} if bench.writes else {"fid": value / full - 1}
+    return {"task": (value - full) / 100} if bench.writes else {"fid": value / full - 1}
+
+
+def _gain(bench: Bench, place: int) -> float | None:
+    """How much better SCR/Frobenius is in the paper."""
+    if bench.family not in PAPER:
+        return None
+    mine, other = PAPER[bench.family][-1], PAPER[bench.family][place]
+    return (mine - other) / 100 if bench.writes else (other - mine) / FULL[bench.family]
 
 
 def _with(scores: Scores, values: list[float]) -> Scores:

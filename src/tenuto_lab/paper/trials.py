@@ -1,13 +1,15 @@
 """One way of running a model, tried on all samples of all seeds, and compared with the full run from the same noise.
 
-A way is a function from a number of steps (and, for text, of blocks) to an executor. A trial holds plain numbers for
-each sample. So a trial can be stored, and two trials can be compared sample by sample.
+A way is a function from a number of steps (and, for text, of blocks) to an executor. A trial holds plain numbers: one
+for each sample, and the bootstrap resamples of figures over all samples. So a trial can be stored, and two trials can
+be compared sample by sample, and their FIDs resample by resample.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from copy import copy
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -15,25 +17,16 @@ from torch import Tensor
 
 from tenuto.deciding import score
 from tenuto.errors import UsageError
-from tenuto.models import Model, find
-from tenuto.quality import psnr
+from tenuto.models import Model
 from tenuto.runtime.executor import Executor
-from tenuto.sampling.masked import MaskedSampling, generate_tokens, sampling_for
 from tenuto.sampling.pictures import Solver
 from tenuto.scheduling.schedule import Schedule
-from tenuto.scoring.scores import Scores
-from tenuto_lab.frontier.cases import asked_for
-from tenuto_lab.frontier.drawing import DrawingCase
-from tenuto_lab.frontier.measurements import HIGHEST, timed, work_of
-from tenuto_lab.frontier.points import everything
-from tenuto_lab.frontier.writing import distinct, share_of, solved
-from tenuto_lab.judging.judges import Problem, picture_judge, problems, text_judge
-from tenuto_lab.judging.statistics import Distance, Interval, mean_interval, paired_test
-from tenuto_lab.rivals import Rival
+from tenuto.scoring.scores import Scores, at_granularity
+from tenuto.scoring.units import Granularity
+from tenuto_lab.judging.statistics import SPREAD, Interval, mean_interval, paired_test
 
 Way = Callable[[int, int], Executor]  # (steps, blocks)
-ANSWER = 16  # tokens of an answer to a problem
-LENGTH, BLOCKS = 128, 4  # tokens of a continuation, and the blocks it is written in
+FLIPS = 20_000  # of a paired test: its least p must survive the correction for a hundred comparisons
 
 
 @dataclass
@@ -44,6 +37,8 @@ class Trial:
     flop_work: float
     values: dict[str, list[float]]  # one value per sample; higher is better
     figures: dict[str, Interval] = field(default_factory=dict)  # over all samples together
+    draws: dict[str, list[float]] = field(default_factory=dict)  # the same figures of the bootstrap's resamples
+    of_seeds: dict[str, list[float]] = field(default_factory=dict)  # for each seed: means of values, and its FID
 
     @property
     def speedup(self) -> float:
@@ -52,8 +47,15 @@ class Trial:
     def mean(self, name: str) -> Interval:
         return mean_interval(self.values[name], 500)
 
+    def deviation(self, name: str) -> float | None:
+        """The standard deviation between the seeds; None of one seed."""
+        found = self.of_seeds.get(name, [])
+        return float(np.std(found, ddof=1)) if len(found) > 1 else None
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Numbers of six digits: more only makes journals long."""
+        rounded: dict[str, Any] = _shorter(asdict(self))
+        return rounded
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> "Trial":
@@ -61,26 +63,52 @@ class Trial:
         return cls(**{**found, "figures": figures})
 
 
+def _shorter(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _shorter(one) for key, one in value.items()}
+    return [_shorter(one) for one in value] if isinstance(value, list | tuple) else value
+
+
 def difference(a: Trial, b: Trial, name: str) -> tuple[Interval, float]:
     """a − b over the same samples, with its 95 % interval, and the p of a paired test."""
     one, other = np.array(a.values[name]), np.array(b.values[name])
-    return mean_interval(one - other, 500), paired_test(one, other, 2000)
+    return mean_interval(one - other, 500), paired_test(one, other, FLIPS)
+
+
+def fid_gain(a: Trial, b: Trial) -> Interval | None:
+    """How much lower the FID of `a` is than that of `b`, as a share of full inference's, with its 95 % interval.
+
+    Both trials draw from the same noise, and their resamples are of the same samples, so their common error cancels.
+    None if one of them has no FID.
+    """
+    if "fid" not in a.draws or "fid" not in b.draws:
+        return None
+    if len(a.draws["fid"]) != len(b.draws["fid"]):
+        raise UsageError("These trials were resampled differently, so they are no pairs.")
+    full = a.figures["full_fid"][0]
+    gain = (b.figures["fid"][0] - a.figures["fid"][0]) / full
+    error = SPREAD * float(np.std(np.array(b.draws["fid"]) - np.array(a.draws["fid"]), ddof=1)) / full
+    return gain, gain - error, gain + error
 
 
 class Bench(Protocol):
     """A model with its requests and its judge."""
 
     model: Model
-    steps: int  # default steps of the full run
-    quality: str  # the value by which ways are compared
+    steps: int  # steps of the full run, as the paper's
+    quality: str  # the value that says how near a way is to the full run
     quality_title: str  # the same, as an axis label
     writes: bool  # True: the model writes text; False: it draws
+    granularity: Granularity  # of the paper's schedules
+    tasks: tuple[str, ...]  # of a model that writes; the first stands for the paper's GSM8K
 
     @property
     def family(self) -> str: ...
 
-    def sample(self, steps: int, count: int | None = None) -> Callable[[Executor], Tensor]:
-        """A function that generates the first seed's samples in `steps` steps with the executor it receives."""
+    def sample(self, steps: int, count: int | None = None, first: int = 0) -> Callable[[Executor], Tensor]:
+        """A function that generates samples of the first seed in `steps` steps with the executor it receives."""
         ...
 
     @property
@@ -90,9 +118,18 @@ class Bench(Protocol):
         """A way at `steps` steps, compared with the full run of `base` steps (by default, the same number)."""
         ...
 
+    def at(self, granularity: Granularity) -> Self:
+        """The same bench whose scores have this granularity; full runs are shared."""
+        ...
 
-class _ModelBench:
-    def __init__(self, model: Model, samples: int, seeds: Sequence[int]) -> None:
+
+class ModelBench:
+    """What the benches of pictures and of text share."""
+
+    granularity: Granularity = "branch"
+    tasks: tuple[str, ...] = ()
+
+    def __init__(self, model: Model, samples: int, seeds: range) -> None:
         if samples < 1 or not seeds:
             raise UsageError("At least one sample of one seed must be made.")
         self.model = model
@@ -104,159 +141,34 @@ class _ModelBench:
         return self.model.architecture.name
 
     @cached_property
-    def scores(self) -> Scores:
+    def branch_scores(self) -> Scores:
         return score(self.model)
+
+    @property
+    def scores(self) -> Scores:
+        return at_granularity(self.branch_scores, self.granularity)
+
+    def at(self, granularity: Granularity) -> Self:
+        self.branch_scores  # noqa: B018  computed once, before the copy
+        same = copy(self)
+        same.granularity = granularity
+        return same
 
     @property
     def on_gpu(self) -> bool:
         return self.model.device.type == "cuda"
 
-
-class PictureBench(_ModelBench):
-    """quality: psnr, dB to the full run's picture from the same noise. Fréchet distances are over all seeds."""
-
-    steps = 50
-    quality = "psnr"
-    quality_title = "dB to the full run"
-    writes = False
-
-    def __init__(self, model: Model, samples: int, seeds: Sequence[int]) -> None:
-        super().__init__(model, samples, seeds)
-        self.judge = picture_judge(model, model.device)
-        self.labels, wanted = asked_for(model, samples)
-        self.case = DrawingCase(model, self.steps, wanted, seeds, samples if self.on_gpu else min(samples, 32))
-        self._full: dict[int, tuple[list[Tensor], float]] = {}
-        self._distances: dict[int, Distance | None] = {}  # of the full run's pictures from real pictures, by steps
-
-    def trial(self, way: Way, steps: int | None = None, base: int | None = None, solver: Solver = "ddim") -> Trial:
-        steps = steps or self.steps
-        base = base or steps
-        full, full_seconds = self.full(base)
-        executor = way(steps, 1)
-        images, seconds = self._draw(executor, steps, solver)
-        work, flop_work = work_of(executor, self.model.units, steps / base)
-        alike = torch.cat([psnr(a, b).clamp(max=HIGHEST) for a, b in zip(images, full, strict=True)])
-        found = Trial(seconds, full_seconds, work, flop_work, {"psnr": alike.tolist()})
-        executor.release()
-        self._judge(found, torch.cat(images), base)
-        return found
-
-    def sample(self, steps: int, count: int | None = None) -> Callable[[Executor], Tensor]:
-        return lambda executor: self.case.draw(executor, steps, "ddim", self.seeds[0], count)
-
-    def full(self, steps: int) -> tuple[list[Tensor], float]:
-        """The pictures of the full run for every seed, and its seconds per sample. It runs eagerly, as users run it."""
-        if steps not in self._full:
-            self._full[steps] = self._draw(Executor(self.model.network, mode="eager"), steps, "ddim")
-        return self._full[steps]
-
-    def _draw(self, executor: Executor, steps: int, solver: Solver) -> tuple[list[Tensor], float]:
-        # Warm-up: a GPU records graphs for whole batches; on a CPU one sample is enough.
-        self.case.draw(executor, steps, solver, self.seeds[0], self.case.batch if self.on_gpu else 1)
-        if isinstance(executor, Rival):
-            executor.forget()
-        drawn = [
-            timed(partial(self.case.draw, executor, steps, solver, seed), self.model.device) for seed in self.seeds
-        ]
-        return [images for images, _ in drawn], sum(took for _, took in drawn) / (len(drawn) * self.samples)
-
-    def _judge(self, found: Trial, images: Tensor, base: int) -> None:
-        judge = self.judge
-        if judge is None:
-            return
-        labels = torch.tensor(self.labels * len(self.seeds))
-        found.values["agreement"] = judge.agrees(images, labels).double().tolist()
-        if base not in self._distances:
-            self._distances[base] = judge.distance(torch.cat(self.full(base)[0]))
-        distance, full = judge.distance(images), self._distances[base]
-        if distance is not None and full is not None:
-            found.figures["fid"], found.figures["full_fid"] = distance.interval, full.interval
-            found.figures["fid_delta"] = distance.beyond(full)
-
-
-class TextBench(_ModelBench):
-    """quality: same tokens, the share of tokens equal to the full run's. Each seed uses different problems."""
-
-    steps = 64
-    quality = "same tokens"
-    quality_title = "tokens as in the full run, share"
-    writes = True
-
-    def __init__(self, model: Model, samples: int, seeds: Sequence[int]) -> None:
-        super().__init__(model, samples, seeds)
-        self.judge = text_judge(model.device)
-        place = find(model.name)
-        if not (place / "problems.json").is_file():
-            raise UsageError(
-                f"There is no problems.json beside {model.name} to ask it. For tasks at full size: tenuto lab eval lm."
-            )
-        self.problems = problems(place)
-        self._full: dict[int, tuple[Tensor, float, Tensor | None]] = {}
-
-    def trial(self, way: Way, steps: int | None = None, base: int | None = None, solver: Solver = "ddim") -> Trial:
-        steps = steps or self.steps
-        base = base or steps
-        if base not in self._full:
-            eager = Executor(self.model.network, everything(self.scores, base), mode="eager")
-            self._full[base] = self._written(eager, base)
-        full, full_seconds, full_loss = self._full[base]
-        executor = way(steps, BLOCKS)
-        tokens, seconds, loss = self._written(executor, steps)
-        work, flop_work = work_of(executor, self.model.units, steps / base)
-        answering = min(ANSWER, max(1, round(ANSWER * steps / self.steps)))
-        found = Trial(seconds, full_seconds, work, flop_work, {})
-        for task in ("arithmetic", "needle"):
-            found.values[task] = self._answered(way(answering, 1), task, answering)
-        found.values["needle, longest"] = self._answered(way(answering, 1), "needle", answering, longest=True)
-        found.values["same tokens"] = (tokens == full).double().mean(1).tolist()
-        found.values["distinct"] = [distinct(row) for row in tokens.tolist()]
-        if loss is not None and full_loss is not None:
-            found.values["likelihood"] = (full_loss - loss).tolist()  # nats a token above the full run's
-        return found
-
-    def sample(self, steps: int, count: int | None = None) -> Callable[[Executor], Tensor]:
-        """As in Bench. Texts have as many tokens as steps, so that each step writes one token."""
-        asked = [problem["prompt"] for problem in self.some("text", self.seeds[0])[:count]]
-        sampling = self.sampling(steps, steps)
-        return lambda executor: generate_tokens(executor, asked, sampling=sampling, batch=len(asked))
-
-    def _written(self, executor: Executor, steps: int) -> tuple[Tensor, float, Tensor | None]:
-        """Continuations, seconds per continuation, and their negative log-likelihood by the judge."""
-        sampling = self.sampling(steps, LENGTH, BLOCKS)
-        prompts = [[one["prompt"] for one in self.some("text", seed)] for seed in self.seeds]
-
-        def write(asked: list[list[int]]) -> Tensor:
-            return generate_tokens(executor, asked, sampling=sampling, batch=len(asked))
-
-        write(prompts[0] if self.on_gpu else prompts[0][:1])  # warm-up
-        drawn = [timed(partial(write, asked), self.model.device) for asked in prompts]
-        tokens = torch.cat([written.cpu() for written, _ in drawn])
-        executor.release()
-        loss = None
-        if self.judge is not None:
-            asked = torch.tensor([prompt for some in prompts for prompt in some])
-            loss = self.judge.nll(torch.cat([asked, tokens], dim=1), asked.shape[1]).double().cpu()
-        return tokens, sum(took for _, took in drawn) / len(tokens), loss
-
-    def _answered(self, executor: Executor, task: str, steps: int, longest: bool = False) -> list[float]:
-        """Whether each problem was solved: only the longest problems, or the share of each seed."""
-        sampling, end = self.sampling(steps, ANSWER), self.model.config.eos_token_id
-        shares = [self._longest(task)] if longest else [self.some(task, seed) for seed in self.seeds]
-        right = [float(one) for posed in shares for one in solved(executor, posed, sampling, end)]
-        executor.release()
-        return right
-
-    def sampling(self, steps: int, length: int, blocks: int = 1) -> MaskedSampling:
-        """Generation does not stop at an end-of-text, so that all runs take the same number of steps."""
-        return sampling_for(self.model, steps=steps, length=length, block_length=length // blocks, stop_at_eos=False)
-
-    def _longest(self, task: str) -> list[Problem]:
-        return sorted(self.problems[task], key=lambda one: -len(one["prompt"]))[: self.samples]
-
-    def some(self, task: str, seed: int) -> list[Problem]:
-        return share_of(self.problems[task], seed, self.samples)
+    def of_each_seed(self, values: list[float]) -> list[float]:
+        """The mean of a value for each seed. Values are ordered by seed, equally many of each."""
+        each = len(values) // len(self.seeds)
+        return [float(np.mean(values[i * each : (i + 1) * each])) for i in range(len(self.seeds))] if each else []
 
 
 def scheduled(model: Model, make: Callable[[int, int], Schedule]) -> Way:
     """The way that runs a model under a schedule."""
     return lambda steps, blocks: Executor(model.network, make(steps, blocks))
+
+
+def as_dtype(name: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, name)
+    return found

@@ -1,19 +1,37 @@
-"""The ways of running that several experiments try, and the rows that report them."""
+"""The ways of running that several experiments try, and the rows that report and compare them.
 
-from collections.abc import Callable
+The paper's metric decides a row: FID for pictures, right answers for text. Nearness to the full run stands beside it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
 
 from tenuto.sampling.pictures import Solver
 from tenuto.scheduling.lifetimes import lifetimes
 from tenuto.scheduling.refresh import refresh
 from tenuto.scheduling.rewrite import rewrite
+from tenuto.scheduling.schedule import Schedule
+from tenuto.scoring.units import block_of
 from tenuto_lab.frontier.points import everything
-from tenuto_lab.judging.statistics import Interval
+from tenuto_lab.judging.statistics import SPREAD, Interval
+from tenuto_lab.judging.verdicts import Evidence, Verdict, alike, at_least, at_most, better
 from tenuto_lab.paper.conditions import Lab
-from tenuto_lab.paper.experiment_results import ClaimRow
-from tenuto_lab.paper.trials import Bench, Trial, Way, difference, scheduled
+from tenuto_lab.paper.experiment_results import ClaimRow, Nearness
+from tenuto_lab.paper.trials import Bench, Trial, Way, difference, fid_gain, scheduled
 
 BUDGETS = {"llada": 0.35, "dit": 0.34, "uvit": 0.36, "unet": 0.32}  # the paper's
-TASKS = ("arithmetic", "needle")
+FULL = {"llada": 68.3, "dit": 2.27, "uvit": 3.08, "unet": 7.84}  # the paper's full inference: GSM8K, or FID
+# The paper's displayed uncertainty, as a share of full inference's FID or of right answers: differences below it count
+# as alike.
+UNCERTAIN = {"llada": 0.005, "dit": 0.04 / FULL["dit"], "uvit": 0.05 / FULL["uvit"], "unet": 0.10 / FULL["unet"]}
+UNITS = {"psnr": "dB", "same tokens": "equal tokens"}
+NEAR = {"psnr": 1.0, "same tokens": 0.01}  # differences that count as alike: dB, share of tokens
+NO_FID = "FID was not measured: there is no judge for these pictures, or too few of them"
+SATURATED = "saturated: no sample differs"
+Claim = Literal["better", "alike"]
 
 
 def spectral(bench: Bench, budget: float | None = None, tau: float | None = None) -> Way:
@@ -30,6 +48,19 @@ def ours(bench: Bench, budget: float) -> Way:
 
 def in_full(bench: Bench) -> Way:
     return scheduled(bench.model, lambda steps, blocks: everything(bench.scores, steps))
+
+
+def named(bench: Bench, name: str) -> str:
+    """The name of a trial that depends on the granularity."""
+    return f"{name}, by {bench.granularity}"
+
+
+def share_of_steps(bench: Bench, schedule: Schedule) -> float:
+    """Σ S_ℓ / (L T): of branches, or of blocks, which count once each, as the paper counts them."""
+    if bench.granularity == "branch":
+        return schedule.budget
+    rows = {block_of(unit): row for unit, row in zip(schedule.units, schedule.active, strict=True)}
+    return float(np.mean(list(rows.values())))
 
 
 def tried(
@@ -59,64 +90,132 @@ def told(trial: Trial) -> str:
     return ", ".join([*parts, *(f"{name} {value:.3g}" for name, (value, _, _) in trial.figures.items())])
 
 
+# Rows
+
+
 def quality_rows(
     bench: Bench, way: str, trial: Trial, full: Trial, paper: dict[str, float], claims: bool = True
 ) -> list[ClaimRow]:
-    """How much worse than the full run (pictures by Fréchet distance, text by right answers), and how similar to it.
+    """How much worse than the full run by the paper's metric, and beside it how near to the full run.
 
-    paper   the paper's `fid` (increase, as a share of full inference's), `arithmetic` (GSM8K) and `needle`
-    claims  whether the rows are the paper's claims; they hold unless the interval excludes the paper's figure
+    paper   the paper's `fid` (increase, as a share of full inference's), `task` (GSM8K) and `needle`
+    claims  whether the rows are the paper's claims, which are that no more is lost than the paper lost
     """
     name, rows = bench.model.name, []
-    if "fid_delta" in trial.figures:
+    near = Nearness(UNITS[bench.quality], *_split(trial.mean(bench.quality)))
+    if bench.writes:
+        for place, task in enumerate(bench.tasks):
+            change, _ = difference(trial, full, task)
+            claimed = paper.get("task" if place == 0 else task)
+            said = at_least(change, claimed) if claims and claimed is not None else None
+            quantity = f"{way}: {task}, change in the share of right answers"
+            note = _noted(_deviation(trial, task), SATURATED if said and change[1] == change[2] else "")
+            row = ClaimRow.of(quantity, name, claimed, change, said, note, near)
+            rows.append(replace(row, said=in_papers_unit(bench.family, claimed, gain=False) if place == 0 else ""))
+    elif "fid_delta" in trial.figures:
         increase = relative(trial.figures["fid_delta"], trial.figures["full_fid"][0])
         claimed = paper.get("fid")
-        holds = increase[1] <= claimed if claims and claimed is not None else None
-        rows.append(ClaimRow.of(f"{way}: FID above full inference's, share of it", name, claimed, increase, holds))
-    for task in TASKS:
-        if task in trial.values:
-            change, _ = difference(trial, full, task)
-            claimed = paper.get(task)
-            holds = change[2] >= claimed if claims and claimed is not None else None
-            rows.append(
-                ClaimRow.of(f"{way}: {task}, change in the share of right answers", name, claimed, change, holds)
-            )
+        said = at_most(increase, claimed) if claims and claimed is not None else None
+        note = _noted(_deviation(trial, "fid", trial.figures["full_fid"][0]))
+        row = ClaimRow.of(f"{way}: FID above full inference's, share of it", name, claimed, increase, said, note, near)
+        rows.append(replace(row, said=in_papers_unit(bench.family, claimed, gain=False)))
+    else:
+        rows.append(ClaimRow(f"{way}: FID above full inference's", name, None, None, note=NO_FID, nearness=near))
     for value, title in (
-        ("psnr", "dB to the full run's picture"),
         ("agreement", "pictures of the class asked for"),
         ("likelihood", "nats a token by which its text is likelier"),
-        ("same tokens", "tokens as the full run wrote them"),
         ("distinct", "different pairs of tokens, of all: repetition is likely, too"),
     ):
         if value in trial.values:
             rows.append(ClaimRow.of(f"{way}: {title}", name, None, trial.mean(value)))
-    return rows
+    return [_of(bench, row) for row in rows]
 
 
-def paired_row(
+def comparison(
     bench: Bench,
-    quantity: str,
-    trials: tuple[Trial, Trial],
-    value: str,
-    holds: Callable[[Interval], bool] | None = None,
+    one: str,
+    other: str,
+    trials: tuple[Trial, Trial | Sequence[Trial]],
+    claim: Claim | None = "better",
+    *,
     paper: float | None = None,
-    note: str = "{test}",
+    margin: float = 0.0,
+    task: str | None = None,
+    note: str = "",
 ) -> ClaimRow:
-    """The mean paired difference, first trial − second. In `note`, `{test}` is replaced by the test's result."""
-    change, p = difference(*trials, value)
-    told = note.format(test=f"paired, p = {p:.2g}")
-    return ClaimRow.of(quantity, bench.model.name, paper, change, holds(change) if holds else None, told)
+    """Two ways at the same work, over the same noise: how much better the first is by the paper's metric.
+
+    trials  the second may be several trials of one kind (random orders); then their spread counts, too
+    paper   how much better it is in the paper, in the same unit: a share of full inference's FID, or of right answers
+    margin  of the claim that both are alike
+    """
+    first, others = trials[0], [trials[1]] if isinstance(trials[1], Trial) else list(trials[1])
+    near_gain, near_p = joined([difference(first, second, bench.quality) for second in others])
+    near = Nearness(
+        UNITS[bench.quality], *_split(near_gain), evidence=_evidence(near_gain, near_p, claim, NEAR[bench.quality])
+    )
+    if bench.writes:
+        task = task or bench.tasks[0]
+        gain, p = joined([difference(first, second, task) for second in others])
+        quantity = f"{one} against {other}: more right answers in {task}, share"
+    else:
+        found = [one_gain for second in others if (one_gain := fid_gain(first, second)) is not None]
+        quantity = f"{one} against {other}: FID lower by, share of full inference's"
+        if not found:
+            unsure: Verdict | None = "cannot tell" if claim else None
+            told = _noted(note, NO_FID)
+            row = ClaimRow(quantity, bench.model.name, paper, None, holds=unsure, note=told, nearness=near)
+            return _of(bench, row, in_papers_unit(bench.family, paper, gain=True))
+        gain, p = joined([(each, None) for each in found])
+    told = _noted(note, f"{len(others)} orders" if len(others) > 1 else "", SATURATED if gain[1] == gain[2] else "")
+    said = _evidence(gain, p, claim, margin)
+    row = ClaimRow.of(quantity, bench.model.name, paper, gain, said, told, near)
+    return _of(bench, row, in_papers_unit(bench.family, paper, gain=True))
 
 
-def above(change: Interval) -> bool:
-    """Whether the whole interval lies above zero."""
-    return change[1] > 0
+def joined(found: Sequence[tuple[Interval, float | None]]) -> tuple[Interval, float | None]:
+    """The mean of several gains over the same samples. Their spread adds to the interval."""
+    if len(found) == 1:
+        return found[0]
+    values = np.array([gain[0] for gain, _ in found])
+    within = float(np.mean([(gain[2] - gain[1]) / 2 for gain, _ in found]))
+    between = SPREAD * float(values.std(ddof=1)) / len(found) ** 0.5
+    width = (within**2 + between**2) ** 0.5
+    mean = float(values.mean())
+    return (mean, mean - width, mean + width), None
 
 
-def within(change: Interval) -> bool:
-    """Whether the interval contains zero."""
-    return change[1] <= 0 <= change[2]
+def _evidence(gain: Interval, p: float | None, claim: Claim | None, margin: float) -> Evidence | None:
+    if claim is None:
+        return None
+    return better(gain, p) if claim == "better" else alike(gain, margin)
 
 
 def relative(change: Interval, base: float) -> Interval:
     return change[0] / base, change[1] / base, change[2] / base
+
+
+def _split(interval: Interval) -> tuple[float, tuple[float, float]]:
+    return interval[0], (interval[1], interval[2])
+
+
+def _of(bench: Bench, row: ClaimRow, said: str = "") -> ClaimRow:
+    return replace(row, granularity=bench.granularity, said=row.said or said)
+
+
+def in_papers_unit(family: str, claimed: float | None, gain: bool) -> str:
+    """The paper's figure as the paper prints it: an FID or points, instead of a share."""
+    if claimed is None or family not in FULL:
+        return ""
+    if family == "llada":
+        return f"{100 * claimed:+.1f} points" if gain else f"{FULL[family] + 100 * claimed:.1f} %"
+    return f"{FULL[family] * claimed:.2f} FID" if gain else f"FID {FULL[family] * (1 + claimed):.2f}"
+
+
+def _deviation(trial: Trial, name: str, base: float = 1.0) -> str:
+    found = trial.deviation(name)
+    return "" if found is None else f"s.d. between {len(trial.of_seeds[name])} seeds {found / base:.2g}"
+
+
+def _noted(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)

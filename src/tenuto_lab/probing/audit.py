@@ -11,8 +11,9 @@ No unit is held: each is probed with all others computed, so nothing here depend
 is a trajectory of its own (with guidance, the conditional and the unconditional half are two), and Q is their mean.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -25,53 +26,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tenuto.errors import UsageError
 from tenuto.models import Model
-from tenuto.models.architecture import NoiseLevels
 from tenuto.runtime.compilation import computed
 from tenuto.runtime.residual import Branch, plain
 from tenuto.scoring.scores import Scores
-from tenuto_lab.probing.sensitivity import Correlation, spearman
+from tenuto_lab.probing.audit_inputs import Conditioning
+from tenuto_lab.probing.audit_results import Audit, line_r2, moments
 from tenuto_lab.probing.trajectory import Network, RecordedEvaluation, Sample, Trajectory, record
 
 WINDOW = 0.6  # share of the steps before the window: of 100 steps, the window is 61 to 100
 EVERY = 5  # steps between the probe's refreshes
 TINY = 1e-8
-
-Conditioning = Callable[..., Tensor]  # the network's inputs -> c_s, [row, …]
-
-
-@dataclass(frozen=True, eq=False)
-class Audit:
-    units: tuple[str, ...]
-    score: NDArray[np.float64]  # Λ̂
-    q: NDArray[np.float64]  # [unit]
-    amplification: NDArray[np.float64]  # [unit]: P̂, mean over steps and trajectories
-    drift: NDArray[np.float64]  # [unit]: D̂, mean over steps and trajectories
-    drift_r2: NDArray[np.float64]  # [unit]: R² of the fit drift = D · age, a line through the origin
-    window: tuple[int, int]  # first and last step, counted from 1
-    trajectories: int
-
-    @property
-    def b(self) -> NDArray[np.float64]:
-        """B^emp: the score times Q, the factor it leaves out. ranked_lifetimes.lifetimes_by can order units by B."""
-        return self.score * self.q
-
-    @property
-    def score_and_b(self) -> Correlation:
-        """The correlation of the score and B. Some correlation is certain, because the score is a factor of B."""
-        return spearman(self.score, self.b)
-
-    @property
-    def score_and_q(self) -> Correlation:
-        return spearman(self.score, self.q)
-
-    @property
-    def cv(self) -> float:
-        """The coefficient of variation of Q over the units."""
-        return float(self.q.std() / self.q.mean())
-
-    @property
-    def median_drift_r2(self) -> float:
-        return float(np.median(self.drift_r2))
 
 
 def audit(
@@ -110,11 +74,11 @@ def audit(
     probes = [_Probe(model.network, one, names, conditioning) for one in trajectories]
     measured: list[_AuditedStep] = []
     for step in range(first, steps):
-        for probe in probes:
+        for batch, probe in enumerate(probes):
             if (step - first) % every == 0:
                 probe.refresh(step)
             else:
-                measured.append(probe.measure(step))
+                measured.append(replace(probe.measure(step), batch=batch))
         progress(step + 1)
     return _collected(names, scores, measured, beta, (first + 1, steps), sum(probe.rows for probe in probes))
 
@@ -127,6 +91,7 @@ class _AuditedStep:
     age: int  # s − r
     drift: NDArray[np.float64]  # D̂, [unit, row]
     amplification: NDArray[np.float64]  # P̂, [unit, row]
+    batch: int = 0
 
 
 def _collected(
@@ -152,17 +117,21 @@ def _collected(
         q=(factors * amplification * drift * ages).sum(axis=1) / rows,
         amplification=amplification.mean(axis=1),
         drift=drift.mean(axis=1),
-        drift_r2=np.array([line_r2(ages, row) for row in drift * ages]),
+        moments=np.array([moments(ages, row) for row in drift * ages]),
+        drift_r2_each=np.concatenate(
+            [_lines(measured, batch) for batch in sorted({one.batch for one in measured})], axis=1
+        ),
         window=window,
         trajectories=rows,
     )
 
 
-def line_r2(ages: NDArray[Any], drifts: NDArray[np.float64]) -> float:
-    """R² of a line through the origin; negative if the line fits worse than the mean of the drifts."""
-    slope = float(ages @ drifts) / float(ages @ ages)
-    spread = float(((drifts - drifts.mean()) ** 2).sum())
-    return 1 - float(((drifts - slope * ages) ** 2).sum()) / spread if spread else float("nan")
+def _lines(measured: Sequence[_AuditedStep], batch: int) -> NDArray[np.float64]:
+    """[unit, row]: R² of one line for each trajectory of a batch."""
+    some = [one for one in measured if one.batch == batch]
+    ages = np.array([one.age for one in some])
+    drifts = np.stack([one.drift * one.age for one in some], axis=-1)  # [unit, row, step]
+    return np.array([[line_r2(ages, row) for row in rows] for rows in drifts])
 
 
 class _Probe:
@@ -174,7 +143,7 @@ class _Probe:
         self._network, self._trajectory, self._names = network, trajectory, names
         self._conditioning = conditioning
         states = [self._state(one) for one in trajectory]
-        moves = [_norms(now - then) for then, now in pairwise(states)]
+        moves = [norms(now - then) for then, now in pairwise(states)]
         self._fastest = torch.stack(moves).amax(dim=0)  # V_max, [row]
         self.rows = len(self._fastest)
 
@@ -187,20 +156,21 @@ class _Probe:
         now = self._seen(evaluation)
         drift, amplification = [], []
         for i, name in enumerate(self._names):
-            apart = _norms(now.inputs[name] - self._then.inputs[name]).square()
+            apart = norms(now.inputs[name] - self._then.inputs[name]).square()
             if now.condition is not None and self._then.condition is not None:
-                apart = apart + _norms(now.condition - self._then.condition).square()
+                apart = apart + norms(now.condition - self._then.condition).square()
             change = now.updates[name] - self._then.updates[name]  # δ
             drift.append(apart.sqrt() / (age * self._fastest + TINY))
             upstream = {other: now.streams[other] for other in self._names[:i]}
-            reached = _norms(directional(self._network, evaluation, name, change, upstream))
-            amplification.append(reached / (_norms(change) + TINY))
+            reached = norms(directional(self._network, evaluation, name, change, upstream))
+            amplification.append(reached / (norms(change) + TINY))
         return _AuditedStep(step, age, torch.stack(drift).cpu().numpy(), torch.stack(amplification).cpu().numpy())
 
     @torch.no_grad()
-    def _seen(self, evaluation: RecordedEvaluation) -> "_Noting":
-        seen = _Noting()
-        evaluation.again(self._network, seen)
+    def _seen(self, evaluation: RecordedEvaluation) -> "Noting":
+        seen = Noting()
+        with branch_inputs(self._network, self._names, seen.inputs):
+            evaluation.again(self._network, seen)
         if self._conditioning is not None:
             seen.condition = self._conditioning(*evaluation.inputs, **evaluation.named)
         return seen
@@ -211,7 +181,7 @@ class _Probe:
         return state if state.is_floating_point() else self._seen(evaluation).inputs[self._names[0]]
 
 
-class _Noting:
+class Noting:
     """The residual of full inference. It records the input and the update of every unit."""
 
     def __init__(self) -> None:
@@ -221,9 +191,32 @@ class _Noting:
         self.condition: Tensor | None = None
 
     def __call__(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
-        self.inputs[unit] = h
+        self.inputs.setdefault(unit, h)
         self.streams[unit], self.updates[unit] = computed(h, branch, gate, "update")
         return self.streams[unit]
+
+
+@contextmanager
+def branch_inputs(network: Network, names: Sequence[str], found: dict[str, Tensor]) -> Iterator[None]:
+    """Notes what the branch of each convolutional unit reads, where that is not the stream it is added to.
+
+    A UNet's residual block reads its input, and adds its update to a shortcut convolution of that input.
+    """
+    denoiser = getattr(network, "denoiser", None)
+    modules = {} if denoiser is None else dict(denoiser.named_modules())
+    hooks = []
+    for name in names:
+        if getattr(modules.get(name), "conv_shortcut", None) is not None:
+
+            def note(module: object, given: tuple[Any, ...], name: str = name) -> None:
+                found[name] = given[0]
+
+            hooks.append(modules[name].register_forward_pre_hook(note))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def directional(
@@ -251,39 +244,6 @@ def directional(
         return torch.zeros_like(output) if tangent is None else tangent
 
 
-def _norms(x: Tensor) -> Tensor:
+def norms(x: Tensor) -> Tensor:
     """The norm of each row, in float64."""
     return torch.linalg.vector_norm(x.double().flatten(1), dim=1)
-
-
-# ------------------------------------------------------------------------------------------ what a model itself says
-
-
-def ddim_betas(noise: NoiseLevels, steps: int) -> list[float]:
-    """β_s of DDIM's steps, from z' = √(ᾱ'/ᾱ) z − (√(ᾱ'/ᾱ) √(1 − ᾱ) − √(1 − ᾱ')) ε."""
-    from tenuto.sampling.pictures import Sampling, make_solver
-
-    solver = make_solver(noise, Sampling(steps=steps))
-    levels = solver.alphas_cumprod.double()
-    betas = []
-    for t in solver.timesteps.tolist():
-        before = t - noise.timesteps // steps
-        now, then = levels[t], levels[before] if before >= 0 else solver.final_alpha_cumprod.double()
-        betas.append(float((then / now).sqrt() * (1 - now).sqrt() - (1 - then).sqrt()))
-    return betas
-
-
-def conditioning_of(model: Model) -> Conditioning | None:
-    """c_s: the timestep's embedding, if the network's blocks receive it. None if the stream carries all conditioning.
-
-    Class and caption are left out: they do not change along a trajectory, so they do not drift.
-    """
-    network: Any = model.network
-    if model.architecture.name == "dit":
-        return lambda x, t, *others, **named: network.t_embedder(t)
-    if model.architecture.name == "unet":
-        unet = network.denoiser
-        return lambda x, t, *others, **named: unet.time_embedding(unet.time_proj(t).to(x.dtype))
-    if model.architecture.name in ("llada", "uvit"):  # llada has no timestep; uvit's is a token of the stream
-        return None
-    raise UsageError(f"How {model.architecture.name} is told the timestep is not known here; give `conditioning`.")

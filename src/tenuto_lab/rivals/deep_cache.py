@@ -1,4 +1,4 @@
-"""DeepCache (Ma et al.), for UNets."""
+"""DeepCache (Ma et al.), for networks with long skips: UNets, and U-ViT."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -10,24 +10,34 @@ from torch import Tensor
 
 from tenuto.errors import UsageError
 from tenuto.models import Model
+from tenuto.runtime.compilation import computed
 from tenuto.runtime.residual import Branch, plain
 from tenuto.scheduling.schedule import Schedule
 from tenuto_lab.rivals.common import Rival, RivalGeneration, check_period, schedule_for
 
 
 class DeepCache(Rival):
-    """Computes the whole UNet at every N-th step. In between, only the shallow part runs, on the cached deep features.
+    """Computes the whole network at every N-th step. In between, only the shallow part runs, on cached deep features.
 
     As published, the features themselves are cached, not the updates of the units: the stream behind a deep unit stays
     the same, whatever its input is.
 
-    units   names of the UNet's units
+    units   names of the network's units
     every   N
     depth   the skip branch up to which the UNet is shallow, from 0 (the published cache_branch_id): see `deep_cache`
+    ends    a schedule of lifetimes: a unit that DeepCache would compute after its lifetime adds its held update
     """
 
-    def __init__(self, network: Callable[..., Any], units: Sequence[str], every: int, depth: int = 0) -> None:
+    def __init__(
+        self,
+        network: Callable[..., Any],
+        units: Sequence[str],
+        every: int,
+        depth: int = 0,
+        ends: Schedule | None = None,
+    ) -> None:
         super().__init__(network)
+        self.lives = None if ends is None else dict(zip(ends.units, ends.lifetimes, strict=True))
         check_period(every)
         self.every = every
         self.shallow = shallow_units(units, depth)
@@ -41,13 +51,21 @@ class _Deep(RivalGeneration):
         super().__init__(rival)
         self._rival = rival
         self._features: dict[str, Tensor] = {}  # the stream behind each deep unit
+        self._updates: dict[str, Tensor] = {}  # of units whose lifetime has ended
 
     def residual(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
         shallow, refresh = unit in self._rival.shallow, self.step % self._rival.every == 0
-        self._rival.count(unit, shallow or refresh)
+        lives = self._rival.lives
+        ended = lives is not None and self.step >= lives[unit]
+        self._rival.count(unit, (shallow or refresh) and not ended)
         if not shallow and not refresh:
             return self._features[unit]
-        after = plain(unit, h, branch, gate)
+        if ended:
+            after = h + self._updates[unit]
+        elif lives is None:
+            after = plain(unit, h, branch, gate)
+        else:
+            after, self._updates[unit] = computed(h, branch, gate, "update")
         if not shallow:
             self._features[unit] = after
         return after
@@ -77,7 +95,9 @@ def deep_cache_schedule(model: Model, steps: int, every: int, depth: int = 0) ->
 
 
 def shallow_units(units: Sequence[str], depth: int) -> frozenset[str]:
-    """The units of a UNet outside skip branch `depth`. They are computed at every step."""
+    """The units outside skip branch `depth`. They are computed at every step."""
+    if any(unit.startswith("in_blocks.") for unit in units):
+        return _shallow_blocks(units, depth)
     places = {unit: _PLACE.match(unit) for unit in units}
     layers: dict[int, int] = {}  # number of layers in each up block
     for place in places.values():
@@ -85,7 +105,7 @@ def shallow_units(units: Sequence[str], depth: int) -> frozenset[str]:
             block = int(place["block"])
             layers[block] = max(layers.get(block, 0), int(place["layer"]) + 1)
     if not layers:
-        raise UsageError("DeepCache is for UNets, and these units are in no down and up blocks.")
+        raise UsageError("DeepCache needs long skips, and these units are in no down and up blocks.")
     most = max(layers.values())  # layers in an up block = skip branches that end in it; 3 in all published UNets
     if not 0 <= depth < len(layers) * most:
         raise UsageError(f"This UNet has the skip branches 0 to {len(layers) * most - 1}, and none of depth {depth}.")
@@ -99,6 +119,21 @@ def shallow_units(units: Sequence[str], depth: int) -> frozenset[str]:
         return (max(layers) - block) * most + layers[block] - 1 - layer <= depth
 
     return frozenset(unit for unit, place in places.items() if is_shallow(place))
+
+
+def _shallow_blocks(units: Sequence[str], depth: int) -> frozenset[str]:
+    """Of U-ViT: skip branch i leads from behind in_blocks.i into the i-th last of out_blocks."""
+    found = {unit: re.match(r"(in|out)_blocks\.(\d+)\.", unit) for unit in units}
+    count = 1 + max((int(one[2]) for one in found.values() if one is not None), default=-1)
+    if not 0 <= depth < count:
+        raise UsageError(f"This network has the skip branches 0 to {count - 1}, and none of depth {depth}.")
+
+    def is_shallow(place: re.Match[str] | None) -> bool:
+        if place is None:
+            return False  # in the middle block
+        return int(place[2]) <= depth if place[1] == "in" else int(place[2]) >= count - 1 - depth
+
+    return frozenset(unit for unit, place in found.items() if is_shallow(place))
 
 
 _PLACE = re.compile(r"(?P<way>down|up)_blocks\.(?P<block>\d+)\.(?:resnets|attentions)\.(?P<layer>\d+)(?:\.|$)")

@@ -7,6 +7,7 @@ import numpy as np
 from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto.scheduling.schedule import Schedule
+from tenuto.scoring.units import block_of
 from tenuto_lab.rivals.common import check_period, schedule_for
 
 
@@ -37,14 +38,9 @@ def delta_dit(model: Model, steps: int, *, every: int, cached: int, boundary: fl
 
 
 def blocks_of(units: Sequence[str]) -> list[int]:
-    """The index of each unit's block. A block is named by the unit's name up to its last number."""
-    places: dict[tuple[str, ...], int] = {}
-    found = []
-    for unit in units:
-        parts = unit.split(".")
-        numbers = [i for i, part in enumerate(parts) if part.isdecimal()]
-        block = tuple(parts[: numbers[-1] + 1 if numbers else len(parts) - 1])
-        found.append(places.setdefault(block, len(places)))
+    """The index of each unit's block. A block is what `scoring.units.block_of` says."""
+    places: dict[str, int] = {}
+    found = [places.setdefault(block_of(unit), len(places)) for unit in units]
     if found != sorted(found):
         raise UsageError("The units of a block do not follow one another, so there is no range of blocks to hold.")
     return found

@@ -34,19 +34,24 @@ class ActivationDrift(Rival):
     first unit wins. The first step is full. At the second step no drift is known yet, so the first units are computed.
     Held units keep their update.
 
-    One decision is made for the whole batch; for one decision per sample, draw one sample at a time. The host waits for
-    the decision at every step.
+    One decision is made for the whole batch, and the host waits for it at every step. With `halves`, every sample
+    decides for itself: units are computed for the whole batch, and each sample takes its own computed or held update.
+    That has the quality of single samples, not their time.
 
     schedule  the static schedule that says how many units to compute at each step
+    halves    1: row i of a batch is sample i; 2: with guidance, rows i and i + B/2 are. None: one decision for all
     """
 
-    def __init__(self, network: Network, schedule: Schedule) -> None:
+    def __init__(self, network: Network, schedule: Schedule, halves: int | None = None) -> None:
         super().__init__(network)
+        if halves not in (None, 1, 2):
+            raise UsageError(f"A sample has one row or two, not {halves}.")
+        self.halves = halves
         self.units = schedule.units
         self.counts: list[int] = schedule.active.sum(axis=0).tolist()  # m_s
 
     def start(self) -> Any:
-        return _Drifting(self)
+        return _Drifting(self) if self.halves is None else _DriftingApart(self, self.halves)
 
 
 class _Drifting(RivalGeneration):
@@ -85,6 +90,54 @@ class _Drifting(RivalGeneration):
             after, self._held[unit] = computed(h, branch, gate, "update")
             return after
         return h + self._held[unit]
+
+
+class _DriftingApart(RivalGeneration):
+    """Every sample of a batch decides for itself."""
+
+    def __init__(self, rival: ActivationDrift, halves: int) -> None:
+        super().__init__(rival)
+        self._rival, self._halves = rival, halves
+        self._places = {unit: i for i, unit in enumerate(rival.units)}
+        self._active: Tensor | None = None  # [unit, sample]; None: everything
+        self._streams: dict[str, Tensor] = {}
+        self._drifts: dict[str, Tensor] = {}  # [sample]
+        self._held: dict[str, Tensor] = {}
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        counts, step = self._rival.counts, self.step + 1
+        if step >= len(counts):
+            raise ScheduleError(
+                f"The schedule has {len(counts)} steps, but the sampler evaluates the network once more."
+            )
+        samples, units = len(inputs[0]) // self._halves, len(self._rival.units)
+        order = torch.arange(units, device=inputs[0].device)[:, None].expand(units, samples)  # while no drift is known
+        if self._drifts:
+            drifts = torch.stack([self._drifts[unit] for unit in self._rival.units])
+            order = torch.argsort(torch.argsort(-drifts, dim=0, stable=True), dim=0)  # the rank of each unit
+        self._active = order < counts[step]
+        return super().__call__(*inputs, **named)
+
+    def residual(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
+        if (before := self._streams.get(unit)) is not None:
+            moved, size = (self._norms(x) for x in (h - before, h))
+            self._drifts[unit] = moved / (size + 1e-8)
+        self._streams[unit] = h
+        assert self._active is not None
+        active = self._active[self._places[unit]]
+        for one in active.tolist():
+            self._rival.count(unit, one)
+        _, update = computed(h, branch, gate, "update")
+        if unit in self._held:
+            rows = active.repeat(self._halves).reshape(-1, *[1] * (h.ndim - 1))
+            update = torch.where(rows, update, self._held[unit])
+        self._held[unit] = update
+        return h + update
+
+    def _norms(self, x: Tensor) -> Tensor:
+        """The norm of each sample, over both of its rows: [sample]."""
+        squares = x.float().flatten(1).square().sum(1)
+        return squares.reshape(self._halves, -1).sum(0).sqrt()
 
 
 def most_drifted(drifts: Sequence[float], count: int) -> list[int]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,12 +19,11 @@ from tenuto.models.architecture import Architecture
 from tenuto.models.diffusers.sites import TEXT_TOKENS
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.pictures import prepared
-from tenuto.scheduling.lifetimes import lifetime_pattern, lifetimes_at, tau_for_budget
-from tenuto.scheduling.making import make
-from tenuto.scheduling.refresh import refresh_pattern
-from tenuto.scheduling.schedule import Keep, Predict, Schedule
-from tenuto.scoring.units import Unit, Unscored
+from tenuto.scheduling.schedule import Keep, Schedule
+from tenuto.scoring.scores import Scores
+from tenuto.scoring.units import Unit
 from tenuto_lab.candidates.padded import PaddedExecutor
+from tenuto_lab.speed.timed_schedules import everything, refreshed, scattered_lifetimes, spectral_lifetimes
 
 # How a rung runs: in a mode of the executor, or by one graph that computes everything (candidates.padded).
 RunMode = Literal["eager", "skip", "padded", "jagged"]
@@ -89,6 +87,7 @@ class Timing:
     speedup_over_padded: float | None = None
     speedup_over_compiled: float | None = None
     share_of_ideal: float | None = None
+    memory_over_full: float | None = None  # peak memory above full eager inference's, as a share of it
     tflops: float = 0.0
     gbps: float = 0.0
     peak_bytes: int | None = None
@@ -104,37 +103,18 @@ class Timing:
         return {key: round(value, 6) if isinstance(value, float) else value for key, value in asdict(self).items()}
 
 
-# Schedules to time. They need no scores: scores choose the units of a step, but hardly change the time it takes.
-
-
-def everything(units: Sequence[Unit], steps: int) -> Schedule:
-    return _schedule(units, np.ones((len(units), steps), dtype=bool), "constant", "update")
-
-
-def refreshed(
-    units: Sequence[Unit], steps: int, every: int, predict: Predict = "linear", keep: Keep = "branch"
-) -> Schedule:
-    return _schedule(units, refresh_pattern(len(units), steps, every), predict, keep)
-
-
-def scattered_lifetimes(units: Sequence[Unit], steps: int, budget: float, seed: int = 0) -> Schedule:
-    """The paper's kind of schedule. Uniformly random scores give as many different lifetimes as possible."""
-    scores = np.random.default_rng(seed).uniform(size=len(units)).tolist()
-    last = np.array(lifetimes_at(scores, steps, tau_for_budget(scores, steps, budget)))
-    return _schedule(units, lifetime_pattern(last, steps), "constant", "update")
-
-
-def _schedule(units: Sequence[Unit], active: Any, predict: Predict, keep: Keep) -> Schedule:
-    return make(Unscored("timing", "any", tuple(units)), active, predict, keep, {"name": "timing"})
-
-
-def ladder(subject: TimedNetwork, budget: float, steps: int, quick: bool = False) -> list[Rung]:
+def ladder(
+    subject: TimedNetwork, budget: float, steps: int, quick: bool = False, known: Scores | None = None
+) -> list[Rung]:
     """Every way of running a network: the paper's kind of schedule at its budget, and refresh at several periods.
 
     quick: only the complete system and the rungs that it is compared with.
+    known: scores of a model of the same layout, for the lifetimes; without them, lifetimes are scattered
     """
     units, gpu = subject.units, subject.device.type == "cuda"
     paper, named = scattered_lifetimes(units, steps, budget), f"lifetimes {budget:.0%}"
+    if known is not None:
+        paper = spectral_lifetimes(units, steps, budget, known)
     rungs = [Rung("full", "eager", False, None)]
     if gpu and not quick:
         rungs.append(Rung("full", "jagged", False, everything(units, FULL_STEPS)))
@@ -262,12 +242,12 @@ def _time(subject: TimedNetwork, rung: Rung, repeats: int, memory: int | None = 
         torch.cuda.empty_cache()
     executor = _executor(subject.network, rung, memory)
     # The first generation records the graphs and warms up.
-    first = _seconds(lambda: _generate(executor, subject, steps), subject.device)
+    first = seconds_of(lambda: _generate(executor, subject, steps), subject.device)
     if on_gpu:
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    times = sorted(_seconds(lambda: _generate(executor, subject, steps), subject.device) for _ in range(repeats))
+    times = sorted(seconds_of(lambda: _generate(executor, subject, steps), subject.device) for _ in range(repeats))
     median = statistics.median(times)
     budget = 1.0 if schedule is None else schedule.budget
     flop_budget = 1.0 if schedule is None else schedule.flop_budget
@@ -311,6 +291,9 @@ def _compare(row: Timing, rung: Rung, known: Mapping[tuple[str, bool, str], Timi
         return None if other is None else other.ms_per_evaluation / row.ms_per_evaluation
 
     row.speedup_over_eager = ratio("eager", False, "full")
+    eager = known.get(("eager", False, "full"))
+    if eager is not None and eager.peak_bytes and row.peak_bytes:
+        row.memory_over_full = row.peak_bytes / eager.peak_bytes - 1
     row.speedup_over_compiled = ratio("eager", True, "full")
     row.speedup_over_padded = ratio("padded", rung.compiled, rung.name)
     full, fixed = known.get(("jagged", rung.compiled, "full")), known.get(("jagged", rung.compiled, "nothing"))
@@ -355,7 +338,7 @@ def _generate(executor: Executor, subject: TimedNetwork, steps: int) -> None:
         generation(*inputs, **named)
 
 
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
+def seconds_of(run: Callable[[], object], device: torch.device) -> float:
     _wait(device)
     start = time.perf_counter()
     run()
@@ -383,4 +366,4 @@ def ceilings(device: torch.device) -> dict[str, float]:
 def _best(run: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
     for _ in range(3):
         run()
-    return min(_seconds(run, device) for _ in range(repeats))
+    return min(seconds_of(run, device) for _ in range(repeats))

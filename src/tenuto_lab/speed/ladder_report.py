@@ -20,6 +20,7 @@ COLUMNS = (
     ("TFLOP/s", lambda row: f"{row['tflops']:.0f}"),
     ("GB/s of weights", lambda row: f"{row['gbps']:.0f}"),
     ("peak", lambda row: "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**30:.2f} GiB"),
+    ("over full", lambda row: "" if row.get("memory_over_full") is None else f"{row['memory_over_full']:+.0%}"),
     ("kept", lambda row: f"{row['cache_bytes'] / 2**20:.0f} MiB" if row["cache_bytes"] else ""),
     ("graphs", lambda row: str(row["graphs"]) if row["graphs"] else ""),
     ("recording", lambda row: f"{row['capture_s']:.1f} s" if row["capture_s"] else ""),
@@ -46,6 +47,12 @@ def ladder_tables(known: Mapping[str, Any], paper: Mapping[str, float]) -> str:
         parts.append("| " + " | ".join(title for title, _ in COLUMNS) + " |")
         parts.append("|" + "---|" * len(COLUMNS))
         parts += ["| " + " | ".join(cell(row) for _, cell in COLUMNS) + " |" for row in rows]
+        if whole := made.get("end_to_end"):
+            parts.append(
+                f"\nA whole generation of {whole['steps']} steps, with sampler, guidance and VAE: "
+                f"{whole['eager_s']:.2f} s "
+                f"eager, {whole['scheduled_s']:.2f} s under the lifetimes, {whole['speedup']:.2f}×."
+            )
         if spent := made.get("spent"):
             total = sum(spent.values())
             shares = ", ".join(f"{kind} {share / total:.0%}" for kind, share in spent.items())

@@ -157,7 +157,7 @@ def test_inception_features_of_torch_fidelity(fidelity: Any, tmp_path: Path) -> 
     report = evaluate_pictures(*paths, inception=fidelity, batch=6)
     network = load_inception(fidelity, "cpu")
     with torch.no_grad():
-        (one, _, where), (other, _, there) = (
+        (one, _, where), (other, _, there) = (  # type: ignore[misc]
             network(torch.from_numpy(x).permute(0, 3, 1, 2)) for x in (images, reference)
         )
     assert where.shape == (20, 7 * 8 * 8)

@@ -22,11 +22,27 @@ from tenuto_lab.cli import app
 from tenuto_lab.frontier.points import everything
 from tenuto_lab.paper import EXPERIMENTS, ClaimRow, Lab
 from tenuto_lab.paper import failures as failing
-from tenuto_lab.paper.experiment_report import draw, experiment_table, results_page, verdict
-from tenuto_lab.paper.experiment_results import Figure, Panel, spread
+from tenuto_lab.paper import freezing as tuning_task
+from tenuto_lab.paper import static_rankings as ranking
+from tenuto_lab.paper.drawing_bench import PictureBench
+from tenuto_lab.paper.experiment_figures import draw
+from tenuto_lab.paper.experiment_report import HEAD, cells, experiment_table, verdict
+from tenuto_lab.paper.experiment_results import Figure, Panel, judged, spread
+from tenuto_lab.paper.results_page import results_page
 from tenuto_lab.paper.static_rankings import NAMES, PAPER, ranked_way, refreshed_way
-from tenuto_lab.paper.trials import PictureBench, TextBench, Trial, difference
-from tenuto_lab.paper.ways import in_full, ours, quality_rows, relative, spectral, tried
+from tenuto_lab.paper.trials import Trial, difference, fid_gain
+from tenuto_lab.paper.ways import (
+    comparison,
+    in_full,
+    joined,
+    ours,
+    quality_rows,
+    relative,
+    share_of_steps,
+    spectral,
+    tried,
+)
+from tenuto_lab.paper.writing_bench import TextBench
 from tenuto_lab.rivals import ActivationDrift
 from tests.conftest import random_dit, write_checkpoint
 from tests.models.test_llada import TINY as LLADA
@@ -90,12 +106,24 @@ def schedule_of(executor: Executor) -> tenuto.Schedule:
     return executor.schedule
 
 
-def test_rankings_differ_in_order_only(bench: Any) -> None:
-    schedules = {name: schedule_of(ranked_way(bench, name, 0.5)(STEPS, 1)) for name in NAMES}
+@pytest.mark.parametrize("granularity", ["branch", "block"])
+def test_rankings_differ_in_order_only(bench: Any, granularity: Any) -> None:
+    counted = bench.at(granularity)
+    schedules = {name: schedule_of(ranked_way(counted, name, 0.5)(40, 1)) for name in NAMES}
     assert len({tuple(sorted(one.lifetimes)) for one in schedules.values()}) == 1
     assert len({one.lifetimes for one in schedules.values()}) > 2
     assert all(len(values) == len(NAMES) for values in PAPER.values())
     assert set(NAMES.values()) == set(STATISTICS)
+    if granularity == "block":  # the branches of a block share a lifetime in every order
+        assert all(one.lifetimes[i] == one.lifetimes[i + 1] for one in schedules.values() for i in (0, 2, 4))
+
+
+def test_random_orders_differ_and_every_experiment_takes_the_same(lab: Any, bench: Any) -> None:
+    lab.say = (said := []).append
+    found = ranking.ranked(lab, bench, "random", 0.5, STEPS)
+    orders = {schedule_of(ranked_way(bench, "random", 0.5, seed=seed)(40, 1)).lifetimes for seed in range(10)}
+    assert len(found) == ranking.RANDOM == 10 and len(orders) > 5
+    assert sum("random at 0.5, order" in line for line in said) == ranking.RANDOM
 
 
 def test_a_ranking_says_who_is_refreshed_once_more(bench: Any) -> None:
@@ -105,21 +133,69 @@ def test_a_ranking_says_who_is_refreshed_once_more(bench: Any) -> None:
     assert up.fingerprint == bench.scores.fingerprint
 
 
-def test_a_claim_holds_unless_the_interval_excludes_it(bench: Any) -> None:
-    trial = Trial(1.0, 2.0, 0.5, 0.5, {"psnr": [30.0]}, {"fid_delta": (1.0, 0.4, 1.6), "full_fid": (10.0, 9.0, 11.0)})
-    row = quality_rows(bench, "way", trial, trial, {"fid": 0.05})[0]
-    assert (row.measured, row.interval, row.holds) == (0.1, (0.04, 0.16), True)
-    assert quality_rows(bench, "way", trial, trial, {"fid": 0.03})[0].holds is False
-    assert quality_rows(bench, "way", trial, trial, {"fid": 0.03}, claims=False)[0].holds is None
+def drawn(fid: float, draws: list[float], psnr: list[float]) -> Trial:
+    figures = {
+        "fid": (fid, fid - 1, fid + 1),
+        "full_fid": (10.0, 9.0, 11.0),
+        "fid_delta": (fid - 10, fid - 11, fid - 9),
+    }
+    return Trial(1.0, 2.0, 0.5, 0.5, {"psnr": psnr}, figures, {"fid": draws})
+
+
+def test_fids_are_compared_resample_by_resample() -> None:
+    """The resamples of both rise and fall together, so their difference is far more certain than either."""
+    noise = np.linspace(-5, 5, 50)
+    a, b = drawn(20.0, (20 + noise).tolist(), [30.0]), drawn(21.0, (21 + noise + 0.01 * noise).tolist(), [30.0])
+    gain = fid_gain(a, b)
+    assert gain is not None and gain[0] == pytest.approx(0.1) and 0.08 < gain[1] < gain[2] < 0.12
+    assert fid_gain(a, Trial(1.0, 1.0, 1.0, 1.0, {})) is None
+
+
+def test_the_papers_metric_decides_and_nearness_stands_beside_it(bench: Any) -> None:
+    """The first has the lower FID, and is further from the full run."""
+    noise = np.linspace(-1, 1, 50)
+    a = drawn(20.0, (20 + noise).tolist(), [10.0, 10.1, 10.0, 10.2] * 4)
+    b = drawn(40.0, (40 - noise).tolist(), [12.0, 12.2, 12.1, 12.1] * 4)
+    (row,) = judged([comparison(bench, "one", "other", (a, b), paper=0.5)])
+    assert row.holds == "yes" and row.measured == pytest.approx(2.0)
+    assert row.nearness is not None and row.nearness.holds == "no" and row.nearness.unit == "dB"
+    assert row.said == "1.14 FID" and row.granularity == "branch"
+    (row,) = judged([comparison(bench, "one", "other", (a, b), "alike", margin=0.1)])
+    assert row.holds == "no"
+    no_fid = [Trial(1.0, 2.0, 0.5, 0.5, {"psnr": one.values["psnr"]}) for one in (a, b)]
+    (row,) = judged([comparison(bench, "one", "other", (no_fid[0], no_fid[1]))])
+    assert row.holds == "cannot tell" and "FID was not measured" in row.note
+
+
+def test_several_orders_widen_the_interval() -> None:
+    alone, _ = joined([((1.0, 0.9, 1.1), 0.01)])
+    assert alone == (1.0, 0.9, 1.1)
+    (mean, low, high), _ = joined([((1.0, 0.9, 1.1), None), ((3.0, 2.9, 3.1), None)])
+    assert mean == 2.0 and high - low > 1.0
+
+
+def test_no_more_may_be_lost_than_the_paper_lost(bench: Any) -> None:
+    trial = drawn(11.0, [11.0] * 4, [30.0])
+    trial.figures["fid_delta"] = (1.0, 0.9, 1.1)
+    for claimed, holds in ((0.5, "yes"), (0.01, "no"), (0.1001, "cannot tell")):
+        row = judged(quality_rows(bench, "way", trial, trial, {"fid": claimed}))[0]
+        assert row.measured == 0.1 and row.interval == pytest.approx((0.09, 0.11)) and row.holds == holds
+    assert quality_rows(bench, "way", trial, trial, {"fid": 0.03}, claims=False)[0].evidence is None
     assert relative((1.0, 0.0, 2.0), 4.0) == (0.25, 0.0, 0.5)
 
 
+def test_blocks_are_counted_once_each(bench: Any) -> None:
+    blocks = bench.at("block")
+    made = schedule_of(spectral(blocks, 0.5)(20, 1))
+    assert share_of_steps(blocks, made) == pytest.approx(np.mean(made.lifetimes[::2]) / 20)
+    assert bench.granularity == "branch" and blocks._full is bench._full  # full runs are shared
+
+
 def test_verdicts_count() -> None:
-    rows = [ClaimRow("q", "m", 1.0, 2.0, holds=holds) for holds in (True, False, None)]
-    told = [verdict({"rows": [row.to_json() for row in some], "finding": "So."}) for some in (rows, rows[:1], rows[1:])]
-    assert told[0] == "The claim holds here in 1 of 2 comparisons. So."
-    assert told[1] == "The claim holds here (1 of 1 comparisons). So."
-    assert told[2] == "The claim does not hold here (in 0 of 1 comparisons). So."
+    rows = [ClaimRow("q", "m", 1.0, 2.0, holds=holds) for holds in ("yes", "no", "cannot tell", None)]
+    told = [verdict({"rows": [row.to_json() for row in some], "finding": "So."}) for some in (rows, rows[:1])]
+    assert told[0] == "1 of 3 comparisons holds, 1 does not, 1 cannot be told. So."
+    assert told[1] == "1 of 1 comparison holds, 0 do not, 0 cannot be told. So."
     assert verdict({"rows": [], "finding": ""}) == "Nothing here can be held against the paper."
     assert spread(rows, "q") == "2" and spread(rows, "other") == "nothing measured"
 
@@ -133,31 +209,96 @@ def test_fine_texture_is_what_changes_from_pixel_to_pixel() -> None:
     assert failing._carries("Rose has 64 cups and loses 39. How many?")
 
 
-@pytest.mark.parametrize("name", ["operating-points", "maps", "comparisons", "freeze-error"])
-def test_an_experiment_writes_rows_a_table_and_its_figure(name: str, checkpoint: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", list(EXPERIMENTS))
+def test_every_experiment_writes_rows_a_table_and_its_figure(
+    name: str, checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the command line to the files, at the smallest size."""
     pytest.importorskip("statsmodels")
-    arguments = [
-        "--checkpoint",
-        checkpoint,
-        "--samples",
-        "2",
-        "--seeds",
-        "1",
-        "--steps",
-        "6",
-        "-o",
-        str(tmp_path),
-        "--json",
-    ]
+    monkeypatch.setattr(ranking, "RANDOM", 2)
+    for constant, value in (("BATCH", 2), ("ASKED", 2)):
+        monkeypatch.setattr(tuning_task, constant, value)
+    text = EXPERIMENTS[name].models == ("tiny-llada",)
+    model = ["--model", "tiny-llada", "--seeds", "1"] if text else ["--checkpoint", checkpoint, "--seeds", "2"]
+    samples, steps = (1, 4) if text else (2, 8)
+    arguments = [*model, "--samples", str(samples), "--steps", str(steps), "-o", str(tmp_path), "--json"]
     done = CliRunner().invoke(app, ["experiment", name, *arguments])
     assert done.exit_code == 0, done.output
     record = json.loads((tmp_path / f"{name}.json").read_text())
     assert {"provenance", "claim", "finding", "rows"} <= set(record)
     assert all({"quantity", "model", "paper", "measured", "interval", "holds"} <= set(row) for row in record["rows"])
-    assert record["rows"] and record["provenance"]["seeds"] == 1
+    assert record["rows"] and (record["provenance"]["samples"], record["provenance"]["steps"]) == (samples, steps)
+    assert {row["holds"] for row in record["rows"]} <= {"yes", "no", "cannot tell", None}
     assert experiment_table(record) == (tmp_path / f"{name}.md").read_text()
     assert (tmp_path / f"{name}.png").exists() == (record["figure"] is not None)
     assert not (tmp_path / ".trials.jsonl").exists()
+    counted = {row.get("granularity") for row in record["rows"]} - {None}
+    assert counted <= set(EXPERIMENTS[name].granularities) or name == "audit"
+
+
+def test_steps_and_samples_are_what_was_asked_for(checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Audit, freeze errors and oracle take as many steps and samples as they are told, and not fewer."""
+    from tenuto_lab.paper import oracle, score_validity
+
+    seen: dict[str, list[Any]] = {"audit": [], "freeze": [], "oracle": []}
+    audit, freeze, search = score_validity.audit, score_validity.freeze_errors, oracle.oracle_replay
+
+    def watched(kind: str, whole: Any) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
+            found = whole(*given, **named)
+            seen[kind].append(len(given[1]) if kind == "oracle" else getattr(found, "trajectories", given[1]))
+            return found
+
+        return call
+
+    monkeypatch.setattr(score_validity, "audit", watched("audit", audit))
+    monkeypatch.setattr(score_validity, "freeze_errors", watched("freeze", freeze))
+    monkeypatch.setattr(oracle, "oracle_replay", watched("oracle", search))
+    lab = Lab((checkpoint,), samples=3, seeds=1, steps=25)
+    EXPERIMENTS["audit"].run(lab)
+    assert seen["audit"] == [6]  # three samples, both halves of guidance
+    EXPERIMENTS["freeze-error"].run(lab)
+    assert seen["freeze"][0][0] == round(0.35 * 25)
+    EXPERIMENTS["oracle"].run(Lab((checkpoint,), samples=2, seeds=1, steps=12))
+    assert seen["oracle"] == [12] * 4  # two inputs, with and without a ceiling
+
+
+def test_a_run_stops_in_time_and_goes_on(checkpoint: Any, tmp_path: Path) -> None:
+    arguments = ["--checkpoint", checkpoint, "--samples", "1", "--seeds", "1", "--steps", "6", "-o", str(tmp_path)]
+    first = CliRunner().invoke(app, ["experiment", "maps", "pareto", *arguments, "--minutes", "0.01"])
+    calls = 1
+    while first.exit_code == 75 and calls < 30:
+        assert (tmp_path / ".trials.jsonl").exists()
+        first = CliRunner().invoke(app, ["experiment", "maps", "pareto", *arguments, "--minutes", "0.01", "--resume"])
+        calls += 1
+    assert first.exit_code == 0, first.output
+    assert {path.name for path in tmp_path.glob("*.json")} == {"maps.json", "pareto.json"}
+
+
+def test_problems_are_not_asked_twice() -> None:
+    with pytest.raises(UsageError, match="has 300 problems of the kind .* Take --samples 30 at most"):
+        Lab(("tiny-llada",), samples=31, seeds=10).bench("tiny-llada")
+
+
+def test_a_table_fits_a_hundred_columns(checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    from tenuto.cli import console
+
+    monkeypatch.setattr(console, "out", console.SafeConsole(width=100, highlight=False, record=True))
+    monkeypatch.setattr(Console, "is_terminal", False)
+    row = ClaimRow(
+        "SCR/Frobenius against Frobenius x stable rank: FID lower by, share", "tiny-sdxl", 0.2, 16.5, (1.0, 33.0)
+    )
+    record = {
+        "title": "t", "where": "w", "claim": "c", "finding": "f", "rows": [{**row.to_json(), "holds": "cannot tell"}]
+    }  # fmt: skip
+    from tenuto_lab.cli.experiment import _tell
+
+    _tell(record)
+    text = console.out.export_text()
+    assert max(len(line) for line in text.splitlines()) <= 100
+    assert "…" not in text and all(word in text for word in ("16.5", "cannot", "tiny-sdxl"))
 
 
 def test_an_interrupted_one_goes_on_where_it_stopped(
@@ -178,7 +319,7 @@ def test_an_interrupted_one_goes_on_where_it_stopped(
     assert (tmp_path / ".trials.jsonl").exists() and not (tmp_path / "operating-points.json").exists()
     done = CliRunner().invoke(app, ["experiment", "operating-points", "--resume", *arguments])
     assert done.exit_code == 0, done.output
-    assert len(trials) == 3 + 2  # the third again, and the fourth
+    assert len(trials) == 3 + 4  # the third again, and those that were never tried
 
 
 def test_the_page_has_every_experiment_that_was_done(checkpoint: Any, tmp_path: Path) -> None:
@@ -189,6 +330,7 @@ def test_the_page_has_every_experiment_that_was_done(checkpoint: Any, tmp_path: 
     done = CliRunner().invoke(app, ["results", str(tmp_path), "-o", str(page), "--html", str(html)])
     assert done.exit_code == 0, done.output
     assert "## Lifetime maps" in page.read_text() and "../maps.png" in page.read_text()
+    assert "## In one screen" in page.read_text() and "Not run yet: operating-points" in page.read_text()
     assert "data:image/png" in html.read_text()
     empty = CliRunner().invoke(app, ["results", str(tmp_path / "nothing")])
     assert empty.exit_code != 0
@@ -199,7 +341,7 @@ def test_experiments_on_text_say_what_they_lack(checkpoint: Any, tmp_path: Path)
         Lab((checkpoint,), 1, 1).writers()
     writer = Model(str(tmp_path), llada.ARCHITECTURE, LLADA, (), llada.units(LLADA), LLaDA(LLADA))
     with pytest.raises(UsageError, match="no problems.json beside"):
-        TextBench(writer, 1, [0])
+        TextBench(writer, 1, range(1))
 
 
 def test_unknown_experiments_are_named(checkpoint: Any) -> None:
@@ -239,11 +381,12 @@ def test_a_page_of_one_record_links_its_table() -> None:
         "finding": "v.",
         "limits": "",
         "figure": None,
-        "rows": [ClaimRow("q", "m", 1.0, 2.0, (1.0, 3.0), True).to_json()],
+        "rows": [ClaimRow("q", "m", 1.0, 2.0, (1.0, 3.0), "yes").to_json()],
         "provenance": {"command": "x", "commit": "y", "hardware": "z", "samples": 1, "seeds": 1},
     }
     page = results_page([record], "../results/experiments")
     assert "(../results/experiments/maps.md)" in page and "| m | q | 1 | 2 | 1 to 3 | yes |" in page
+    assert len(HEAD) == len(cells(record["rows"][0]))
 
 
 def test_text_is_tried_by_whatever_runs_it() -> None:

@@ -17,8 +17,10 @@ from tenuto.errors import TenutoError
 from tenuto_lab.frontier.frontier_report import frontier_image, frontier_tables, models_of, page_tables
 from tenuto_lab.frontier.known import read_frontier
 from tenuto_lab.paper.claims import claims_table
-from tenuto_lab.paper.experiment_report import draw, experiment_table, results_page
+from tenuto_lab.paper.experiment_figures import draw
+from tenuto_lab.paper.experiment_report import experiment_table
 from tenuto_lab.paper.experiment_results import read_experiment
+from tenuto_lab.paper.results_page import results_page
 
 RESULTS = Path(__file__).parents[3] / "results"
 MADE = {"command": "x", "commit": "y", "torch": "2", "hardware": "z", "date": "now"}
@@ -40,7 +42,8 @@ SERIES: dict[str, Any] = {
 
 
 def experiment(kind: str) -> dict[str, Any]:
-    row = {"quantity": "q", "model": "m", "paper": 1.0, "measured": 2.0, "interval": [1.0, 3.0], "holds": True}
+    row = {"quantity": "q", "model": "m", "paper": 1.0, "measured": 2.0, "interval": [1.0, 3.0], "holds": "yes"}
+    near = {"unit": "dB", "measured": 1.0, "interval": [0.0, 2.0], "holds": "no"}
     return {
         "provenance": {**MADE, "samples": 1, "seeds": 1},
         "name": "one",
@@ -50,7 +53,10 @@ def experiment(kind: str) -> dict[str, Any]:
         "finding": "It is 3 times. More.",
         "limits": "",
         "rests_on": "",
-        "rows": [row, {**row, "paper": None, "holds": None, "interval": None, "note": "n"}],
+        "rows": [
+            {**row, "nearness": near, "p": 0.01, "corrected": 0.02, "granularity": "block"},
+            {**row, "paper": None, "holds": None, "interval": None, "note": "n"},
+        ],
         "figure": {"kind": kind, "panels": [{"title": "t", "series": SERIES[kind], "across": "x", "up": "y"}]},
     }
 

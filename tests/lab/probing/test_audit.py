@@ -1,5 +1,6 @@
 """The audit's quantities, each against its definition; amplification against finite differences in float64."""
 
+import json
 from dataclasses import replace
 from typing import Any, cast
 
@@ -16,7 +17,9 @@ from tenuto.sampling.masked import MaskedSampling, generate_tokens
 from tenuto.sampling.pictures import make_solver
 from tenuto.scheduling.lifetimes import lifetimes
 from tenuto_lab.candidates.ranked_lifetimes import lifetimes_by
-from tenuto_lab.probing.audit import audit, conditioning_of, ddim_betas, directional, line_r2
+from tenuto_lab.probing.audit import audit, directional
+from tenuto_lab.probing.audit_inputs import conditioning_of, ddim_betas
+from tenuto_lab.probing.audit_results import from_json, joined, line_r2, moments, to_json
 from tenuto_lab.probing.trajectory import RecordedEvaluation, record
 from tests.conftest import random_dit, write_checkpoint
 from tests.models.test_llada import TINY as LLADA
@@ -126,9 +129,31 @@ def test_a_batch_counts_as_its_trajectories(model: Any, found: Any) -> None:
         conditioning=conditioning_of(model),
         every=3,
     )
+    assert np.allclose(one_by_one.drift_r2_each, found.drift_r2_each, rtol=1e-5) and found.drift_r2_each.shape == (4, 2)
     for name in ("q", "amplification", "drift", "drift_r2"):
         assert np.allclose(getattr(one_by_one, name), getattr(found, name), rtol=1e-6)
     assert one_by_one.trajectories == 2
+
+
+def test_parts_make_up_the_whole(model: Any, found: Any) -> None:
+    """Two samples audited one by one, stored and joined, are as the two audited together."""
+
+    def part(place: int) -> Any:
+        options: dict[str, Any] = {"betas": ddim_betas(model.noise, STEPS), "conditioning": conditioning_of(model)}
+        given = {"steps": STEPS, "guidance": 1.0, "seed": place}
+        draw = lambda executor: tenuto.generate(model, [place], executor=executor, **given)  # noqa: E731
+        return from_json(json.loads(json.dumps(to_json(audit(model, tenuto.score(model), draw, every=3, **options)))))
+
+    whole = joined([part(0), part(1)])
+    for name in ("q", "amplification", "drift", "drift_r2", "drift_r2_each", "score"):
+        assert np.allclose(getattr(whole, name), getattr(found, name), rtol=1e-6), name
+    assert whole.trajectories == 2 and whole.window == found.window and whole.cv == pytest.approx(found.cv)
+
+
+def test_pooled_r2_is_that_of_one_line(found: Any) -> None:
+    ages, drifts = np.array([1.0, 2, 3, 1, 2, 3]), np.array([0.5, 1.1, 1.4, 0.7, 1.0, 1.9])
+    one = replace(found, moments=np.array([moments(ages, drifts)]))
+    assert one.drift_r2[0] == pytest.approx(line_r2(ages, drifts))
 
 
 def test_drift_in_proportion_to_age_is_a_line() -> None:

@@ -424,7 +424,7 @@ def test_its_schedule_is_a_schedule_of_the_model() -> None:
 
 
 def test_only_unets_have_skip_branches_and_only_so_many() -> None:
-    with pytest.raises(UsageError, match="for UNets"):
+    with pytest.raises(UsageError, match="needs long skips"):
         deep_cache(UNITS, 6, 3)
     _, units = unet_at_the_seam("sdxl")
     with pytest.raises(UsageError, match="0 to 8"):

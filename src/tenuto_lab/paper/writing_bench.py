@@ -1,0 +1,180 @@
+"""A model that writes, with problems that have one right answer and a judge of its continuations.
+
+The problems come from `problems.json` beside the model, or from a JSONL file:
+
+    {"task": "gsm8k", "prompt": "Tom has 12 apples …", "answer": "19"}
+    {"task": "text", "prompt": "The opening words of something to continue"}
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tenuto.errors import TenutoError, UsageError
+from tenuto.models import Model, find
+from tenuto.runtime.executor import Executor
+from tenuto.sampling.masked import MaskedSampling, generate_tokens, sampling_for
+from tenuto.sampling.pictures import Solver
+from tenuto_lab.frontier.measurements import timed, work_of
+from tenuto_lab.frontier.points import everything
+from tenuto_lab.frontier.writing import distinct, share_of, solved
+from tenuto_lab.judging.judges import Problem, TextJudge, problems, text_judge
+from tenuto_lab.paper.trials import ModelBench, Trial, Way
+
+ANSWER = 16  # tokens of an answer to a problem
+LENGTH, BLOCKS = 128, 4  # tokens of a continuation, and the blocks it is written in
+CONTINUED = "text"  # the task whose prompts are continued freely
+ORDER = ("arithmetic", "gsm8k", "needle")  # the first of them stands for the paper's GSM8K
+
+
+class TextBench(ModelBench):
+    """quality: same tokens, the share of tokens equal to the full run's. Each seed uses different problems."""
+
+    steps = 100
+    quality = "same tokens"
+    quality_title = "tokens as in the full run, share"
+    writes = True
+
+    def __init__(
+        self,
+        model: Model,
+        samples: int,
+        seeds: range,
+        posed: dict[str, list[Problem]] | None = None,
+        answer_length: int = ANSWER,
+    ) -> None:
+        super().__init__(model, samples, seeds)
+        self.problems = problems_beside(model) if posed is None else posed
+        known = [task for task in self.problems if task != CONTINUED]
+        self.tasks = tuple(sorted(known, key=lambda task: ORDER.index(task) if task in ORDER else len(ORDER)))
+        if not self.tasks:
+            raise UsageError("There is no problem with an answer, so nothing can be right or wrong.")
+        self.answer_length = answer_length
+        # The shipped judge reads tiny-llada's tokens, and no other model's.
+        self.judge: TextJudge | None = text_judge(model.device) if posed is None else None
+        least = min(self.problems, key=lambda task: len(self.problems[task]))
+        if samples * len(seeds) > len(self.problems[least]):
+            raise UsageError(
+                f"{model.name} has {len(self.problems[least])} problems of the kind {least!r}; {len(seeds)} seeds of "
+                f"{samples} would ask some of them twice and count them as new ones. Take --samples "
+                f"{max(1, len(self.problems[least]) // len(seeds))} at most, or fewer seeds."
+            )
+        self._full: dict[int, tuple[Tensor, float, Tensor | None]] = {}
+
+    def trial(self, way: Way, steps: int | None = None, base: int | None = None, solver: Solver = "ddim") -> Trial:
+        steps = steps or self.steps
+        base = base or steps
+        if base not in self._full:
+            eager = Executor(self.model.network, everything(self.scores, base), mode="eager")
+            self._full[base] = self._written(eager, base)
+        full, full_seconds, full_loss = self._full[base]
+        executor = way(steps, BLOCKS)
+        tokens, seconds, loss = self._written(executor, steps)
+        work, flop_work = work_of(executor, self.model.units, steps / base)
+        answering = min(self.answer_length, max(1, round(self.answer_length * steps / self.steps)))
+        found = Trial(seconds, full_seconds, work, flop_work, {})
+        for task in self.tasks:
+            found.values[task] = self._answered(way(answering, 1), task, answering)
+        if "needle" in self.tasks:
+            found.values["needle, longest"] = self._answered(way(answering, 1), "needle", answering, longest=True)
+        found.values["same tokens"] = (tokens == full).double().mean(1).tolist()
+        found.values["distinct"] = [distinct(row) for row in tokens.tolist()]
+        if loss is not None and full_loss is not None:
+            found.values["likelihood"] = (full_loss - loss).tolist()  # nats a token above the full run's
+        for name, values in found.values.items():
+            if name != "needle, longest":  # which are the same problems for every seed
+                found.of_seeds[name] = self.of_each_seed(values)
+        return found
+
+    def sample(self, steps: int, count: int | None = None, first: int = 0) -> Callable[[Executor], Tensor]:
+        """As in Bench. Texts have as many tokens as steps, so that each step writes one token."""
+        asked = [problem["prompt"] for problem in self.some(self._continued, self.seeds[0])[first:][:count]]
+        sampling = self.sampling(steps, steps)
+        return lambda executor: generate_tokens(executor, asked, sampling=sampling, batch=len(asked))
+
+    @property
+    def _continued(self) -> str:
+        return CONTINUED if CONTINUED in self.problems else self.tasks[0]
+
+    def _written(self, executor: Executor, steps: int) -> tuple[Tensor, float, Tensor | None]:
+        """Continuations, seconds per continuation, and their negative log-likelihood by the judge."""
+        sampling = self.sampling(steps, LENGTH, BLOCKS)
+        prompts = [[one["prompt"] for one in self.some(self._continued, seed)] for seed in self.seeds]
+
+        def write(asked: list[list[int]]) -> Tensor:
+            return generate_tokens(executor, asked, sampling=sampling, batch=len(asked))
+
+        write(prompts[0] if self.on_gpu else prompts[0][:1])  # warm-up
+        drawn = [timed(partial(write, asked), self.model.device) for asked in prompts]
+        tokens = torch.cat([written.cpu() for written, _ in drawn])
+        executor.release()
+        loss = None
+        if self.judge is not None:
+            asked = torch.tensor([prompt for some in prompts for prompt in some])
+            loss = self.judge.nll(torch.cat([asked, tokens], dim=1), asked.shape[1]).double().cpu()
+        return tokens, sum(took for _, took in drawn) / len(tokens), loss
+
+    def _answered(self, executor: Executor, task: str, steps: int, longest: bool = False) -> list[float]:
+        """Whether each problem was solved: only the longest problems, or the share of each seed."""
+        sampling, end = self.sampling(steps, self.answer_length), self.model.config.eos_token_id
+        shares = [self._longest(task)] if longest else [self.some(task, seed) for seed in self.seeds]
+        right = [float(one) for posed in shares for one in solved(executor, posed, sampling, end)]
+        executor.release()
+        return right
+
+    def sampling(self, steps: int, length: int, blocks: int = 1) -> MaskedSampling:
+        """Generation does not stop at an end-of-text, so that all runs take the same number of steps."""
+        return sampling_for(self.model, steps=steps, length=length, block_length=length // blocks, stop_at_eos=False)
+
+    def _longest(self, task: str) -> list[Problem]:
+        return sorted(self.problems[task], key=lambda one: -len(one["prompt"]))[: self.samples]
+
+    def some(self, task: str, seed: int) -> list[Problem]:
+        return share_of(self.problems[task], seed, self.samples)
+
+
+def problems_beside(model: Model) -> dict[str, list[Problem]]:
+    """The problems that are stored beside a model."""
+    place = find(model.name)
+    if not (place / "problems.json").is_file():
+        raise UsageError(
+            f"There is no problems.json beside {model.name} to ask it: name a file of problems, one JSON object a "
+            f"line, "
+            "with --problems. For tasks at full size: tenuto lab eval lm."
+        )
+    return problems(place)
+
+
+def read_problems(path: Path, model: Model) -> dict[str, list[Problem]]:
+    """The problems of a JSONL file, by task, in the model's own tokens."""
+    found: dict[str, list[Problem]] = {}
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            given = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise TenutoError(f"{path}, line {number} is no JSON: {error}.") from error
+        task = given.get("task", "gsm8k") if isinstance(given, dict) else None
+        prompt, answer = (given.get(key) for key in ("prompt", "answer")) if isinstance(given, dict) else (None, None)
+        if not isinstance(task, str) or not isinstance(prompt, str) or not isinstance(answer, str | None):
+            raise TenutoError(
+                f"{path}, line {number} should have a prompt and an answer, both text, and may have a task."
+            )
+        if answer is None and task != CONTINUED:
+            raise TenutoError(f"{path}, line {number} has no answer; only the task {CONTINUED!r} goes without.")
+        asked = list(model.tokenizer.encode(prompt))
+        told = list(model.tokenizer.encode(f"{prompt} {answer}"))[len(asked) :] if answer is not None else asked[:1]
+        found.setdefault(task, []).append({"prompt": asked, "answer": told})
+    if not found:
+        raise TenutoError(f"{path} holds no problems.")
+    return found
+
+
+def _lines(path: Path) -> Sequence[str]:
+    try:
+        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise TenutoError(f"Cannot read the problems {path}: {error}.") from error

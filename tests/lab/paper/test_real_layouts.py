@@ -1,0 +1,166 @@
+"""Experiments on checkpoints as they are published: each tried from the command line on a miniature of its layout."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import tenuto
+from tenuto.errors import TenutoError, UsageError
+from tenuto.runtime.executor import Executor
+from tenuto_lab.cli import app
+from tenuto_lab.paper import Lab, Protocol
+from tenuto_lab.paper import static_rankings as ranking
+from tests.helpers import layouts
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of diffusers and TorchScript, about themselves
+
+
+@pytest.fixture(autouse=True)
+def _few_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranking, "RANDOM", 2)
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> list[str]:
+    """Inception as TorchScript, and real pictures in an npz file."""
+    layouts.scripted_inception(tmp_path / "inception.pt")
+    pixels = np.random.default_rng(0).integers(0, 256, size=(12, 8, 8, 3), dtype=np.uint8)
+    np.savez(tmp_path / "real.npz", arr_0=pixels)
+    return ["--inception", str(tmp_path / "inception.pt"), "--reference", str(tmp_path / "real.npz")]
+
+
+def done(name: str, tmp_path: Path, *arguments: str, size: tuple[int, int, int] = (4, 2, 8)) -> dict[str, Any]:
+    samples, seeds, steps = map(str, size)
+    options = ["--samples", samples, "--seeds", seeds, "--steps", steps, "-o", str(tmp_path / "out"), "--json"]
+    found = CliRunner().invoke(app, ["experiment", name, *options, *arguments])
+    assert found.exit_code == 0, found.output
+    record: dict[str, Any] = json.loads((tmp_path / "out" / f"{name}.json").read_text())
+    return record
+
+
+@pytest.mark.parametrize("make", [layouts.latent_dit, layouts.latent_uvit], ids=["dit", "uvit"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_latents_are_decoded_and_judged_by_inception(make: Any, dtype: str, tmp_path: Path, judged: list[str]) -> None:
+    place = make(tmp_path / "model")
+    record = done("operating-points", tmp_path, "--checkpoint", str(place), "--dtype", dtype, *judged)
+    fids = [row for row in record["rows"] if "FID above" in row["quantity"]]
+    assert fids and all(row["measured"] is not None for row in fids)
+    assert record["provenance"]["protocol"]["dtype"] == dtype
+
+
+def test_latents_are_not_clamped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The VAE gets latents beyond [-1, 1] as they are; only its pictures are clamped."""
+    from tenuto_lab.paper import drawing_bench
+
+    seen: list[torch.Tensor] = []
+    decode = drawing_bench.decode
+
+    def watched(latents: torch.Tensor, vae: Any) -> torch.Tensor:
+        seen.append(latents)
+        return decode(latents, vae)
+
+    monkeypatch.setattr(drawing_bench, "decode", watched)
+    bench = Lab((str(layouts.latent_dit(tmp_path / "model")),), 4, 1).bench(str(tmp_path / "model"))
+    pictures = bench.sample(8)(Executor(bench.model.network))
+    assert seen[0].shape[1] == 4 and seen[0].abs().max() > 1
+    assert pictures.shape[1] == 3 and pictures.abs().max() <= 1
+
+
+@pytest.mark.parametrize("name", ["rankings", "comparisons"])
+def test_an_sdxl_directory_draws_captions_from_a_file(name: str, tmp_path: Path, judged: list[str]) -> None:
+    place = layouts.sdxl(tmp_path / "sdxl")
+    (tmp_path / "coco.txt").write_text("a car\na cat\n")
+    more = ["--captions", str(tmp_path / "coco.txt"), "--dtype", "bfloat16", "--granularity", "block"]
+    record = done(name, tmp_path, "--checkpoint", str(place), *more, *judged, size=(2, 1, 6))
+    claims = [row for row in record["rows"] if row["holds"] is not None]
+    assert claims and all(row["measured"] is not None and row["granularity"] == "block" for row in claims)
+
+
+@torch.no_grad()
+def test_an_sdxl_directory_draws_what_its_pipeline_draws(tmp_path: Path) -> None:
+    """The same noise, captions, solver and guidance give the same latents as diffusers' own pipeline."""
+    from diffusers import StableDiffusionXLPipeline
+
+    place = layouts.sdxl(tmp_path / "sdxl")
+    (tmp_path / "coco.txt").write_text("a car\na cat\n")
+    protocol = Protocol(captions=tmp_path / "coco.txt", guidance=3.0)
+    bench: Any = Lab((str(place),), 2, 1, protocol=protocol).bench(str(place))
+    vae, bench.vae = bench.vae, None
+    latents = bench._texts(Executor(bench.model.network), tenuto.Sampling(steps=4, guidance=3.0), bench.wanted, 0)
+    assert vae is not None
+    pipe = StableDiffusionXLPipeline.from_pretrained(place)
+    pipe.set_progress_bar_config(disable=True)
+    noise = torch.stack([torch.randn(4, 8, 8, generator=torch.Generator().manual_seed(i)) for i in range(2)])
+    wanted = pipe(["a car", "a cat"], latents=noise, num_inference_steps=4, guidance_scale=3.0, output_type="latent",
+                  negative_prompt=["", ""]).images  # fmt: skip
+    torch.testing.assert_close(latents, wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("make", [layouts.latent_dit, layouts.sdxl], ids=["dit", "sdxl"])
+def test_the_frontier_runs_on_them_as_well(make: Any, tmp_path: Path) -> None:
+    place = make(tmp_path / "model")
+    (tmp_path / "coco.txt").write_text("a car\na cat\n")
+    more = ["--captions", str(tmp_path / "coco.txt")] if make is layouts.sdxl else []
+    options = [
+        "--samples",
+        "2",
+        "--seeds",
+        "1",
+        "--steps",
+        "10",
+        "--budget",
+        "0.5",
+        "--no-rivals",
+        "--dtype",
+        "bfloat16",
+    ]
+    found = CliRunner().invoke(app, ["frontier", str(place), *options, *more, "--json"])
+    assert found.exit_code == 0, found.output
+    rows = json.loads(found.stdout)["rows"]
+    assert rows[0]["psnr"] == 200 and all(row["psnr"] > 5 for row in rows)
+
+
+def test_a_llada_directory_answers_problems_from_a_file(tmp_path: Path) -> None:
+    place, file = layouts.llada(tmp_path / "llada"), tmp_path / "gsm8k.jsonl"
+    posed = [{"task": "gsm8k", "prompt": f"w{i % 8} w1", "answer": f"w{i % 8}"} for i in range(8)]
+    file.write_text("\n".join(json.dumps(one) for one in posed))
+    record = done("language", tmp_path, "--checkpoint", str(place), "--problems", str(file), "--dtype", "bfloat16",
+                  "--answer-length", "4")  # fmt: skip
+    assert any(
+        row["quantity"] == "spectral against random: more right answers in gsm8k, share" for row in record["rows"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("nonsense", "line 1 is no JSON"),
+        ('{"prompt": 3, "answer": "x"}', "line 1 should have a prompt and an answer"),
+        ('{"prompt": "w1"}', "line 1 has no answer"),
+        ("", "holds no problems"),
+    ],
+)
+def test_problems_that_are_none_are_named(tmp_path: Path, line: str, sentence: str) -> None:
+    from tenuto_lab.paper.writing_bench import read_problems
+
+    (tmp_path / "p.jsonl").write_text(line)
+    model = tenuto.load(str(layouts.llada(tmp_path / "llada")))
+    with pytest.raises(TenutoError, match=sentence):
+        read_problems(tmp_path / "p.jsonl", model)
+
+
+def test_what_a_checkpoint_lacks_is_said(tmp_path: Path) -> None:
+    place = str(layouts.sdxl(tmp_path / "sdxl"))
+    with pytest.raises(UsageError, match="is a pipeline: name a file of captions"):
+        Lab((place,), 1, 1).bench(place)
+    with pytest.raises(UsageError, match="name them, or their statistics, with --reference"):
+        Protocol(inception=tmp_path / "x.pt")
+    dit = str(layouts.latent_dit(tmp_path / "dit"))
+    (tmp_path / "coco.txt").write_text("a car")
+    with pytest.raises(UsageError, match="draws classes; --captions is not for it"):
+        Lab((dit,), 1, 1, protocol=Protocol(captions=tmp_path / "coco.txt")).bench(dit)
