@@ -3,8 +3,8 @@
     python -m benchmarks.ablation                      # a quarter of an hour on two CPU cores
     python -m benchmarks.ablation --only tiny-dit --samples 4
 
-The default evaluates the network at every R-th step, once more at the beginning and at the last three, holds its
-output, extrapolates it, and makes up at each refresh for what was extrapolated before. Every row is drawn from the same
+The default evaluates the network at steps that the noise levels place, holds its output, predicts the clean estimate in
+between, and at each refresh integrates again what was predicted since the last. Every row is drawn from the same
 noise and compared with the run that computes everything. Results are written after each network.
 """
 
@@ -19,6 +19,7 @@ import tenuto
 from benchmarks.places import results_of
 from tenuto.deciding import subject_of
 from tenuto.files import read_json, write_json, write_text
+from tenuto.models.solvers import nature_for
 from tenuto.provenance import origin, provenance
 from tenuto.quality import psnr
 from tenuto.runtime.executor import Executor
@@ -32,16 +33,17 @@ from tenuto_lab.judging.statistics import mean_interval
 RESULTS = results_of("ablation")
 NETWORKS = ("tiny-dit", "tiny-uvit", "tiny-sdxl")
 STEPS, BUDGET = 50, 0.25
-THIRD: dict[str, Any] = {"every": 3, "opening": False, "closing": 0, "keep": "branch"}
+THIRD: dict[str, Any] = {"every": 3, "keep": "branch"}
 WAYS: dict[str, dict[str, Any]] = {  # what `refresh` is told instead of the default's
     "every third step, every branch held as it was": {**THIRD, "predict": "constant"},
     "the same, linear": {**THIRD, "predict": "linear"},
     "the same, quadratic": {**THIRD, "predict": "quadratic"},
     "the default at a quarter": {},
     "without correction": {"correction": False},
-    "without the opening refresh": {"opening": False},
-    "without the last three steps": {"closing": 0},
-    "without either": {"opening": False, "closing": 0},
+    "evaluations spread evenly over the steps": {"log_snr": None},
+    "every fourth step instead": {"every": 4},
+    "linear": {"predict": "linear"},
+    "cubic": {"predict": "cubic"},
     "every branch held instead of the output": {"keep": "branch"},
     "every update held instead of the output": {"keep": "update"},
 }
@@ -57,9 +59,12 @@ def measure(name: str, samples: int, seeds: int, device: str) -> list[dict[str, 
         return torch.cat([case.draw(executor, STEPS, "ddim", seed).cpu() for seed in case.seeds])
 
     full, rows = drawn(everything(subject, STEPS)), []
-    every = refresh(subject, STEPS, budget=BUDGET).policy["every"]
+    assert model.noise is not None
+    levels = nature_for(model.noise, STEPS).levels
+    log_snr = None if levels is None else levels.log_snr
     for way, changed in WAYS.items():
-        schedule = refresh(subject, STEPS, **{"every": every, **changed})
+        options = {"log_snr": log_snr, **({} if "every" in changed else {"budget": BUDGET}), **changed}
+        schedule = refresh(subject, STEPS, **options)
         value, low, high = mean_interval(psnr(drawn(schedule), full), 500)
         rows.append({"way": way, "work": schedule.budget, "psnr": value, "low": low, "high": high})
         print(f"{name}, {way}: {schedule.budget:.0%}, {value:.1f} dB", flush=True)

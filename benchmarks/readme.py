@@ -58,7 +58,7 @@ def rows_to_measure(model: tenuto.Model) -> list[Row]:
     for keep in ("branch", "update"):
         each = tenuto.schedule(scores, STEPS, budget=0.25, keep=keep, predict="quadratic")
         rows.append(Row(f"the same budget, every unit's {keep} held instead of the output", full, each))
-    held = tenuto.schedule(scores, STEPS, every=4, opening=False, closing=0, predict="constant", keep="update")
+    held = tenuto.schedule(scores, STEPS, every=4, predict="constant", keep="update")
     rows.append(Row("everything every 4th step, held as it was", full, held))
     paper = tenuto.schedule(scores, STEPS, policy="lifetimes", budget=0.35)
     rows.append(Row("the paper's lifetimes, held for good", full, paper))

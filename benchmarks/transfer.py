@@ -24,6 +24,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from tenuto.runtime.course import Course
 from torch import Tensor, nn
 
 from benchmarks.places import ROOT, results_of, use_packages
@@ -32,7 +33,6 @@ from tenuto.errors import UsageError
 from tenuto.files import read_json, write_json, write_text
 from tenuto.provenance import origin, provenance
 from tenuto.runtime import prediction
-from tenuto.runtime.course import Course
 from tenuto.runtime.executor import Executor
 from tenuto.scheduling.refresh import refresh, refresh_pattern
 from tenuto.scheduling.schedule import Predict, Schedule

@@ -19,6 +19,8 @@ _HOMES = {
     "enable": "tenuto.pipelines.enable",
     "disable": "tenuto.pipelines.enable",
     "accelerated": "tenuto.pipelines.enable",
+    "configure": "tenuto.pipelines.enable",
+    "running": "tenuto.pipelines.enable",
     "summary": "tenuto.pipelines.enable",
     "load": "tenuto.models",
     "score": "tenuto.deciding",
@@ -46,6 +48,7 @@ __all__ = [
     "TenutoError",
     "__version__",
     "accelerated",
+    "configure",
     "disable",
     "enable",
     "generate",
@@ -54,6 +57,7 @@ __all__ = [
     "load_schedule",
     "load_scores",
     "psnr",
+    "running",
     "save_images",
     "schedule",
     "score",
@@ -66,7 +70,7 @@ if TYPE_CHECKING:
     from tenuto.deciding import schedule, score
     from tenuto.errors import TenutoError
     from tenuto.models import Model, load
-    from tenuto.pipelines.enable import accelerated, disable, enable, summary
+    from tenuto.pipelines.enable import accelerated, configure, disable, enable, running, summary
     from tenuto.quality import psnr
     from tenuto.sampling.masked import MaskedSampling, generate_text
     from tenuto.sampling.pictures import Sampling, generate

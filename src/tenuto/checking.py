@@ -21,19 +21,17 @@ from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto.quality import ALIKE, psnr
 from tenuto.runtime.compilation import computed
-from tenuto.runtime.course import Course
 from tenuto.runtime.executor import Executor
-from tenuto.runtime.outputs import Outputs
 from tenuto.runtime.residual import Branch, plain
 from tenuto.runtime.units.holding import Unplanned
 from tenuto.sampling.masked import MaskedSampling, encoded, sampling_for, write_tokens
 from tenuto.sampling.pictures import generate
-from tenuto.scheduling.refresh import degree_for, like
+from tenuto.scheduling.refresh import like
 from tenuto.scheduling.schedule import Predict, Schedule
 
 AGREE = 0.95  # a schedule is safe if at least this share of the worst text's tokens agree
-PERIODS = (8, 6, 5, 4, 3, 2)  # refresh periods that are tried for a safe one
-LINEAR: Predict = "linear"
+SHARES = (8, 6, 5, 4, 3, 2)  # one step of so many is computed in the schedules that are tried for a safe one
+DEGREES: tuple[Predict, ...] = ("quadratic", "linear")
 WORDS = (
     (40.0, "cannot be told from those of the full run"),
     (ALIKE, "differ from those of the full run in ways that are hard to see"),
@@ -118,9 +116,13 @@ class Probing(Executor):
         self.inputs: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})  # of the last step
         self.full: Any = None  # the full network's output for these inputs
 
-    def start(self, course: Course | None = None) -> Any:
+    def start(self) -> Any:
         self.generations += 1
-        return _Probed(self, course)
+        return _Probed(self)
+
+    def watch(self, step: int, predicted: Tensor, exact: Tensor) -> None:
+        """Notes the error of a predicted output."""
+        self.totals[0, step] += _relative(predicted, exact)
 
     @property
     def errors(self) -> NDArray[np.float64]:
@@ -128,14 +130,16 @@ class Probing(Executor):
 
 
 class _Probed:
-    def __init__(self, executor: Probing, course: Course | None) -> None:
+    def __init__(self, executor: Probing) -> None:
         assert executor.schedule is not None
         self._executor = executor
         self._held = Unplanned(executor.schedule)
         self._held.step = -1
-        weights = None if course is None else course.weights
-        self._outputs = Outputs(executor.schedule, weights) if executor.keep == "output" else None
         self._rows = {unit: i for i, unit in enumerate(executor.schedule.units)}
+
+    def evaluate_at(self, step: int, *inputs: Any, **named: Any) -> Any:
+        self._held.step = step
+        return self._executor.network(*inputs, **named, residual=plain)
 
     def __call__(self, *inputs: Any, rows: Tensor | None = None, **named: Any) -> Any:
         self._held.step += 1
@@ -144,22 +148,9 @@ class _Probed:
         executor.inputs = inputs, named
         if executor.full_steps[self._held.step]:
             executor.full = executor.network(*inputs, **named, residual=self._residual)
-        else:
-            executor.full = executor.network(*inputs, **named, residual=plain)
-        if self._outputs is not None:
-            return self._extrapolated(self._outputs, executor.full)
-        if executor.full_steps[self._held.step]:
             return executor.full
+        executor.full = executor.network(*inputs, **named, residual=plain)
         return executor.network(*inputs, **named, residual=self._residual)
-
-    def _extrapolated(self, outputs: Outputs, full: Tensor) -> Tensor:
-        step = self._held.step
-        if self._executor.evaluates(step):
-            given: Tensor = outputs.take(step, full)
-            return given
-        held: Tensor = outputs.at(step)
-        self._executor.totals[0, step] += _relative(held, full)
-        return held
 
     def _residual(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
         after, step = self._held(unit, h, branch, gate), self._held.step
@@ -205,9 +196,10 @@ def check(
             steps=schedule.steps,
             seed=seed,
             progress=progress,
+            watch=watch,
             **options,
         )
-        for executor in (Executor(model.network), probing)
+        for executor, watch in ((Executor(model.network), None), (probing, probing.watch))
     )
     return Check(schedule, tuple(psnr(held, full).tolist()), False, probing.errors)
 
@@ -246,10 +238,10 @@ def safe_alternative(check_one: Callable[[Schedule], Check], schedule: Schedule)
     Of two that are equally near, the cheaper one is taken. Linear extrapolation is tried beside the default degree.
     """
     candidates = [
-        like(schedule, every, predict)
-        for every in PERIODS
-        if every < schedule.steps
-        for predict in dict.fromkeys((degree_for(schedule.steps, every), LINEAR))
+        like(schedule, count, predict)
+        for count in dict.fromkeys(max(2, round(schedule.steps / share)) for share in SHARES)
+        if count < schedule.steps
+        for predict in DEGREES
     ]
     candidates.sort(key=lambda one: (round(abs(one.budget - schedule.budget), 9), one.budget))
     tried = (check_one(one) for one in candidates if one != schedule)

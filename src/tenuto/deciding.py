@@ -1,7 +1,7 @@
 """The two decisions of the package as functions: score a model's units, and schedule what is computed when."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -41,7 +41,7 @@ class PolicyKind:
 
 
 POLICIES: Mapping[str, PolicyKind] = {
-    "refresh": PolicyKind("refresh", ("every", "opening", "closing", "predict", "keep", "correction")),
+    "refresh": PolicyKind("refresh", ("evaluations", "every", "predict", "keep", "correction", "log_snr")),
     "rewrite": PolicyKind("rewrite", ("every", "blocks", "rows", "held")),
     "lifetimes": PolicyKind("lifetimes", ("tau", "min_lifetime", "predict", "keep"), reads_scores=True),
 }
@@ -132,7 +132,7 @@ def schedule(
     policy   refresh: compute everything every few steps, and extrapolate in between; the default for pictures
              rewrite: the same for text, but compute held units at the positions that matter; the default for text
              lifetimes: the paper's policy; compute each unit until its lifetime ends, then hold it to the end
-    options  of the policy, instead of its own choices. refresh: every, opening, closing, predict, keep, correction;
+    options  of the policy, instead of its own choices. refresh: evaluations, every, predict, keep, correction, log_snr;
              rewrite: every, blocks, rows, held; lifetimes: tau, min_lifetime, predict, keep
     """
     subject = subject_of(source)
@@ -157,9 +157,25 @@ def schedule(
         budget = budget_for(speedup, 0.0 if free or family is None else family.held_time)
     if budget is not None:
         given["budget"] = budget
+    if policy == "refresh" and "every" not in given:
+        given.setdefault("log_snr", _log_snr(source, family, steps))
     if kind.reads_scores and not isinstance(subject, Scores):
         subject = score(source)
     return kind.make(subject, steps, **given)
+
+
+def _log_snr(source: Any, family: Architecture | None, steps: int) -> Sequence[float] | None:
+    """The noise levels of our own sampler's default solver; None if they are unknown."""
+    from tenuto.models.solvers import nature_for
+
+    noise = getattr(source, "noise", None) or (None if family is None else family.noise)
+    if noise is None or not isinstance(steps, int) or not 2 <= steps <= noise.timesteps:
+        return None
+    try:
+        levels = nature_for(noise, steps).levels
+    except UsageError:
+        return None
+    return None if levels is None else levels.log_snr
 
 
 def budget_for(speedup: float, held_time: float) -> float:
@@ -185,7 +201,7 @@ def family_of(subject: Subject) -> Architecture | None:
 
 def advice(made: Schedule, text: bool) -> str | None:
     """A warning about a schedule that is worth less than it seems; None if there is nothing to warn about."""
-    from tenuto.scheduling.refresh import FEW
+    from tenuto.scheduling.refresh import LEAST
 
     idle = int((~made.active).all(axis=0).sum())
     if text and made.rows == "none" and idle:
@@ -194,9 +210,9 @@ def advice(made: Schedule, text: bool) -> str | None:
             f"apart, so this is the same as taking {made.steps - idle} steps: take those, or compute some rows."
         )
     refreshes = int(made.full_steps.sum())
-    if not text and idle and refreshes < FEW:
+    if not text and idle and refreshes < LEAST:
         return (
             f"Only {refreshes} of {made.steps} steps compute everything, which is too few to extrapolate from: "
-            f"a good solver with {max(refreshes, 5)} to {2 * FEW} full steps (dpm++) may serve you better."
+            f"a good solver with {max(refreshes, 5)} to {2 * LEAST} full steps (dpm++) may serve you better."
         )
     return None

@@ -104,8 +104,8 @@ def test_what_was_first_tried_stays_what_it_was(denoiser: Denoiser) -> None:
 def test_what_was_first_tried_magnified_without_bounds_and_nothing_else_does() -> None:
     nodes, at = [0, 2, 5, 10], 14
     with transfer.magnified_by(math.inf):
-        assert extrapolation.extrapolation_weights(nodes, at) == extrapolation.lagrange(nodes, at)
-    assert extrapolation.extrapolation_weights(nodes, at) != extrapolation.lagrange(nodes, at)
+        assert extrapolation.polynomial_weights(nodes, at) == extrapolation.lagrange(nodes, at)
+    assert extrapolation.polynomial_weights(nodes, at) != extrapolation.lagrange(nodes, at)
 
 
 def test_a_sample_depends_on_its_own_noise_alone(denoiser: Denoiser) -> None:

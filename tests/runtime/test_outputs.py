@@ -9,7 +9,7 @@ from tenuto.checking import check
 from tenuto.errors import ScheduleError
 from tenuto.runtime.course import Course
 from tenuto.runtime.executor import Executor
-from tenuto.runtime.prediction import extrapolation_weights, recipes
+from tenuto.runtime.prediction import polynomial_weights, recipes
 from tenuto.scheduling.schedule import Schedule
 
 UNITS = tuple(f"blocks.{i}.{kind}" for i in range(3) for kind in ("attn", "mlp"))
@@ -37,7 +37,7 @@ def test_outputs_in_between_are_extrapolated_and_nothing_is_evaluated(network, p
     evaluated = {step: network(*inputs(step)) for step in range(0, 12, 3)}
     for step in range(12):
         nodes = [node for node in sorted(evaluated, reverse=True) if node <= step][: wanted.order + 1]
-        weights = [1.0] if step in evaluated else extrapolation_weights(nodes, step)
+        weights = [1.0] if step in evaluated else polynomial_weights(nodes, step)
         expected = sum(w * evaluated[node] for w, node in zip(weights, nodes, strict=False))
         torch.testing.assert_close(got[step], expected, rtol=1e-4, atol=1e-5)
     assert len(calls) == 4

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tenuto.errors import ScheduleError, UsageError
 from tenuto.runtime.executor import Executor, Slower, executor_for
-from tenuto.runtime.prediction import extrapolation_weights
+from tenuto.runtime.prediction import polynomial_weights
 from tenuto.runtime.residual import plain
 from tenuto.runtime.units import kernels
 from tenuto.runtime.units.chain import chain_of
@@ -64,7 +64,7 @@ def naive(schedule: Schedule):
                 value = value if gate is None or late else gate() * value
                 held[unit].appendleft((step, value))
             else:
-                weights = extrapolation_weights([s for s, _ in held[unit]], step)
+                weights = polynomial_weights([s for s, _ in held[unit]], step)
                 value = sum(w * v for w, (_, v) in zip(weights, held[unit], strict=True))
             return h + (gate() * value if late else value)
 

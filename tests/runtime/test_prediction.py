@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenuto.runtime import prediction as extrapolation
-from tenuto.runtime.prediction import STEADY, extrapolation_weights, lagrange, recipes
+from tenuto.runtime.prediction import STEADY, polynomial_weights, lagrange, recipes
 
 steps = st.lists(st.integers(0, 40), min_size=1, max_size=4, unique=True)
 
@@ -24,7 +24,7 @@ def test_it_is_exact_for_polynomials_of_its_degree(degree, ahead, seed):
 @given(steps, st.integers(1, 40), st.randoms())
 def test_it_magnifies_no_more_than_is_steady(nodes, ahead, shuffled):
     at = max(nodes) + ahead
-    weights = dict(zip(nodes, extrapolation_weights(nodes, at), strict=True))
+    weights = dict(zip(nodes, polynomial_weights(nodes, at), strict=True))
     assert sum(map(abs, weights.values())) <= STEADY
     assert sum(weights.values()) == pytest.approx(1)  # what does not change stays as it is
     latest = sorted(node for node in nodes if weights[node])
@@ -32,20 +32,20 @@ def test_it_magnifies_no_more_than_is_steady(nodes, ahead, shuffled):
     more = sorted(nodes)[-len(latest) - 1 :]
     assert len(latest) == len(nodes) or sum(map(abs, lagrange(more, at))) > STEADY  # as many as may be
     order = shuffled.sample(nodes, len(nodes))
-    assert dict(zip(order, extrapolation_weights(order, at), strict=True)) == weights
+    assert dict(zip(order, polynomial_weights(order, at), strict=True)) == weights
 
 
 @pytest.mark.parametrize(("every", "degrees"), [(2, [3]), (3, [3, 2]), (4, [3, 3, 2]), (8, [3, 3, 3, 3, 2, 2, 2])])
 def test_evenly_refreshed_the_degree_falls_on_the_way_to_the_next(every, degrees):
     nodes = [0, every, 2 * every, 3 * every]
     found = [
-        sum(weight != 0 for weight in extrapolation_weights(nodes, nodes[-1] + ahead)) - 1 for ahead in range(1, every)
+        sum(weight != 0 for weight in polynomial_weights(nodes, nodes[-1] + ahead)) - 1 for ahead in range(1, every)
     ]
     assert found == degrees
 
 
 def test_refreshes_near_each_other_and_far_from_here_are_not_drawn_through():
-    assert extrapolation_weights([0, 5, 6], 30) == [0, 0, 1]
+    assert polynomial_weights([0, 5, 6], 30) == [0, 0, 1]
 
 
 refreshed = st.lists(st.booleans(), min_size=1, max_size=30).map(lambda rest: [True, *rest])
@@ -61,7 +61,7 @@ def test_without_a_course_values_are_extrapolated_and_computed_ones_left_as_they
             known.append(step)
         else:
             last = known[-(order + 1) :]
-            assert recipe.given == dict(zip(last, extrapolation_weights(last, step), strict=True))
+            assert recipe.given == dict(zip(last, polynomial_weights(last, step), strict=True))
 
 
 @given(refreshed, st.integers(0, 3), courses)

@@ -111,12 +111,12 @@ def _tell(result: "Check", better: "Check | None", schedule: "Schedule", png: Pa
     if advised := advice(schedule, result.text):
         out.print(quoted(advised))
     if better is not None:
-        every, predict = better.schedule.policy["every"], better.schedule.predict
+        count, predict = better.schedule.policy["evaluations"], better.schedule.predict
         out.print(
-            f"Nearest to what you asked for and safe: --every {every} --predict {predict} "
+            f"Nearest to what you asked for and safe: --evaluations {count} --predict {predict} "
             f"({better.schedule.budget:.0%} of the work): {better.verdict}."
         )
     elif not result.safe and not result.text:
-        out.print("No refresh period that was tried is safe for this model and number of steps.")
+        out.print("No number of evaluations that was tried is safe for this model and number of steps.")
     if png is not None:
         say(f"Wrote {png}")

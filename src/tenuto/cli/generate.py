@@ -219,8 +219,6 @@ def _draw(
     report = executor.report()
     if report.given_up:
         say(f"To stay within --memory: {report.given_up}.")
-    if report.uncorrected_because:
-        say(f"Predictions were not corrected: {report.uncorrected_because}.")
 
 
 def _executor(model: "Model", schedule: "Schedule | None", memory: int | None, **how: Any) -> "Executor":

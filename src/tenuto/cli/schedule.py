@@ -23,6 +23,9 @@ def schedule(
     steps: Annotated[int, typer.Option(help="Steps of one generation.")],
     budget: Annotated[float | None, typer.Option(help="Share of the work to compute. Default: 0.25.")] = None,
     speedup: Annotated[float | None, typer.Option(help="How many times as fast; instead of a budget.")] = None,
+    evaluations: Annotated[
+        int | None, typer.Option(help="How many steps compute the network; instead of a budget.")
+    ] = None,
     blocks: Annotated[int | None, typer.Option(help="Text: blocks that it is written in. Default: 1.")] = None,
     policy: Annotated[
         Policy | None,
@@ -31,12 +34,6 @@ def schedule(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the schedule here.")] = None,
     as_json: AsJson = False,
     every: Annotated[int | None, typer.Option(help="Refresh period in steps.", rich_help_panel=BY_HAND)] = None,
-    opening: Annotated[
-        bool | None, typer.Option(help="Compute once more early in the run.", rich_help_panel=BY_HAND)
-    ] = None,
-    closing: Annotated[
-        int | None, typer.Option(help="How many of the last steps are computed.", rich_help_panel=BY_HAND)
-    ] = None,
     predict: Annotated[
         Predict | None, typer.Option(help="How kept values are predicted.", rich_help_panel=BY_HAND)
     ] = None,
@@ -71,9 +68,8 @@ def schedule(
         speedup=speedup,
         policy=policy,
         blocks=blocks,
+        evaluations=evaluations,
         every=every,
-        opening=opening,
-        closing=closing,
         predict=predict,
         keep=keep,
         correction=correction,

@@ -1,11 +1,11 @@
 """One denoiser of an enabled pipeline: its schedules, and what runs them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import Any
 
+import numpy as np
 from torch import nn
 
 from tenuto import deciding
@@ -14,51 +14,18 @@ from tenuto.models.diffusers.attachment import Attachment, attach, units_in
 from tenuto.models.diffusers.blocks import DENOISERS, sites_of
 from tenuto.models.diffusers.live_weights import LiveTensors, weights_seen
 from tenuto.models.diffusers.private_diffusers import has_hooks
+from tenuto.pipelines.request import Request
 from tenuto.pipelines.wrapping import Replacement, is_compiled, through
-from tenuto.runtime.course import Course
 from tenuto.runtime.executor import Executor, Executors, Generation, Mode
 from tenuto.runtime.private_torch import COMPILED, inner_module
 from tenuto.runtime.residual import Residual
+from tenuto.scheduling.making import make
 from tenuto.scheduling.schedule import Schedule
 from tenuto.scoring.checkpoint import fingerprint_of
 from tenuto.scoring.units import WHOLE, Subject, Unit, Unscored
 
-FEW_STEPS = 6  # up to this number nothing is held, because each step differs too much from the next
+REMEMBERED = 32  # schedules
 KEPT = 8  # how many executors are kept, one for each number of steps and lane
-
-OnChange = Literal["rescore", "refuse"]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user requested: the parameters of `enable`."""
-
-    given: Schedule | None
-    budget: float | None
-    speedup: float | None
-    policy: deciding.Policy | None
-    options: dict[str, Any]
-    mode: Mode
-    compiled: bool
-    on_change: OnChange
-    check_weights: bool
-
-    def schedule(self, subject: Subject, steps: int) -> Schedule:
-        return deciding.schedule(
-            subject, steps, budget=self.budget, speedup=self.speedup, policy=self.policy, **self.options
-        )
-
-    @property
-    def ranked(self) -> bool:
-        """Whether the schedule depends on the units' scores."""
-        kind = deciding.POLICIES.get(self.policy or "refresh")
-        return self.given is None and kind is not None and kind.reads_scores
-
-    @property
-    def holds_units(self) -> bool:
-        """Whether the request is about single units, so that the units must be known."""
-        kept = self.given.keep if self.given is not None else self.options.get("keep", "output")
-        return self.ranked or kept != "output"
 
 
 def foreign_hand(module: nn.Module) -> str | None:
@@ -84,7 +51,7 @@ class Denoiser:
         self.attachment: Attachment | None = None
         self.executors = Executors(self._executor, KEPT)
         self._warn = warn
-        self._schedules: dict[int, Schedule | None] = {}  # by number of evaluations
+        self._schedules: dict[Any, Schedule] = {}  # by number of steps and noise levels
         self._call: Callable[..., Any]  # the denoiser's original call
         if isinstance(vars(outer).get(COMPILED), Replacement):
             raise UsageError(f"The {name} is enabled already, here or in another pipeline; disable that one first.")
@@ -95,6 +62,16 @@ class Denoiser:
     @property
     def kind(self) -> str:
         return type(self.module).__name__
+
+    def configure(self, request: Request) -> None:
+        """Take other settings; refuse those that make no sense, and stay as before."""
+        before, self.request = self.request, request
+        try:
+            self._decide()
+        except BaseException:
+            self.request = before
+            raise
+        self._schedules.clear()
 
     def _decide(self) -> None:
         """Score the weights, if the policy needs scores, and check the request."""
@@ -159,7 +136,7 @@ class Denoiser:
         self._schedules.clear()
         self._decide()
 
-    def schedule_for(self, steps: int, first: int = 0) -> Schedule | None:
+    def schedule_for(self, steps: int, first: int = 0, log_snr: Sequence[float] | None = None) -> Schedule | None:
         """The schedule for `steps` evaluations, from number `first` of a longer loop on; None: compute all in full."""
         given = self.request.given
         if given is not None:
@@ -172,25 +149,32 @@ class Denoiser:
                 "left here: they are computed in full. A budget makes a schedule for any number."
             )
             return None
-        if steps not in self._schedules:
-            self._schedules[steps] = self._made(steps)
-        return self._schedules[steps]
-
-    def _made(self, steps: int) -> Schedule | None:
-        made = self.request.schedule(self.subject, steps)
-        if made.active.all() or steps > FEW_STEPS:
+        key = steps, log_snr
+        if key not in self._schedules:
+            if len(self._schedules) >= REMEMBERED:
+                self._schedules.clear()
+            made = self._schedules[key] = self.request.schedule(self.subject, steps, log_snr)
             if (advice := deciding.advice(made, text=False)) is not None:
                 self._warn(advice)
-            return made
-        return None
+        return self._schedules[key]
+
+    @cached_property
+    def _once(self) -> Schedule:
+        """A schedule of one step. If outputs are held elsewhere, its executor serves every generation."""
+        subject = Unscored(self.kind, self.kind, (WHOLE,))
+        return make(subject, np.ones((1, 1), dtype=bool), "constant", "output", {"name": "once"})
+
+    def evaluator(self) -> Generation:
+        """What evaluates the denoiser while its outputs are held elsewhere."""
+        return self.executors.get(self._once, self.request.mode, self.request.compiled).start()
 
     def executor(self, schedule: Schedule, lane: int) -> Executor:
         """The executor of a lane. If only outputs are kept, lanes share one, because generations own the outputs."""
         shared = 0 if schedule.keep == "output" else lane
         return self.executors.get(schedule, self.request.mode, self.request.compiled, shared)
 
-    def start(self, schedule: Schedule, lane: int, course: Course | None) -> Generation:
-        return self.executor(schedule, lane).start(course)
+    def start(self, schedule: Schedule, lane: int) -> Generation:
+        return self.executor(schedule, lane).start()
 
     def _executor(self, schedule: Schedule, mode: Mode, compiled: bool) -> Executor:
         if self._foreign and mode == "auto":

@@ -11,15 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, get_args
+from typing import Any
 
 from diffusers import DiffusionPipeline
 from torch import nn
 
 from tenuto import deciding
 from tenuto.errors import ScheduleError, UsageError
-from tenuto.pipelines.denoiser import OnChange, Request
-from tenuto.pipelines.engine import Bare, Enabled
+from tenuto.pipelines.bare import Bare, Running
+from tenuto.pipelines.engine import Enabled, Engine
+from tenuto.pipelines.request import OnChange, Request
 from tenuto.pipelines.summary import Summary
 from tenuto.runtime.executor import Mode
 from tenuto.scheduling.schedule import Schedule, load_schedule
@@ -29,9 +30,10 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def enable(
-    pipe: DiffusionPipeline,
+    pipe: Any,
     budget: float | None = None,
     *,
+    evaluations: int | None = None,
     speedup: float | None = None,
     schedule: Schedule | str | Path | None = None,
     policy: deciding.Policy | None = None,
@@ -41,11 +43,15 @@ def enable(
     check_weights: bool = False,
     **options: Any,
 ) -> None:
-    """From now on until `disable`, the pipeline evaluates its denoiser as a schedule says.
+    """From now on until `disable`, the pipeline evaluates its denoiser at some steps only.
 
-    budget         share of the work to do; by default 0.25
-    speedup        instead of a budget: how many times as fast as full inference
-    schedule       instead of both: a schedule, its file, or the hub id of one; it is for one number of steps
+    A pipeline that is enabled already gets the new settings.
+
+    pipe           any diffusers pipeline whose loop evaluates a network and steps a scheduler, modular ones included
+    budget         share of the steps that evaluate the denoiser, but at least six steps; by default 0.25
+    evaluations    instead: how many steps evaluate the denoiser, exactly
+    speedup        instead: how many times as fast as full inference the denoiser's part becomes
+    schedule       instead: a schedule, its file, or the hub id of one; it is for one number of steps
     policy         the policy, and `options` its options, as in `tenuto.schedule`
     mode           how the denoiser is run: auto, skip or jagged (see tenuto.runtime.executor)
     compiled       compile the branches, each kind once
@@ -54,30 +60,65 @@ def enable(
     check_weights  refuse a given schedule that was made from other weights. Off by default: the check reads all
                    weights, and weights rounded to a lower precision than they are stored in count as other weights
     """
-    if not isinstance(pipe, DiffusionPipeline):
+    if not is_pipeline(pipe):
         raise UsageError(f"A diffusers pipeline can be enabled, and this is a {type(pipe).__name__}.")
-    if vars(pipe).get(STATE) is not None:
-        raise UsageError(f"This {type(pipe).__name__} is enabled already; tenuto.disable(pipe) first.")
-    vars(pipe)[STATE] = Enabled(
-        pipe, _request(budget, speedup, schedule, policy, options, mode, compiled, on_change, check_weights)
+    request = _request(
+        schedule,
+        budget=budget,
+        evaluations=evaluations,
+        speedup=speedup,
+        policy=policy,
+        options=options,
+        mode=mode,
+        compiled=compiled,
+        on_change=on_change,
+        check_weights=check_weights,
     )
+    parts = inner_pipelines(pipe) or [pipe]
+    before = [vars(part).get(STATE) for part in parts]
+    if all(isinstance(state, Enabled) and state.request.runs_like(request) for state in before):
+        for state in before:
+            state.configure(request)
+        return
+    for part in parts:
+        disable(part)
+    try:
+        for part in parts:
+            vars(part)[STATE] = Enabled(part, request)
+    except BaseException:
+        for part, old in zip(parts, before, strict=True):
+            disable(part)
+            if isinstance(old, Enabled):  # a wrong setting leaves the pipeline as it was
+                vars(part)[STATE] = Enabled(part, old.request)
+        raise
 
 
-def disable(pipe: DiffusionPipeline) -> None:
-    """Restore an enabled pipeline to what it was before `enable`."""
-    _state_of(pipe).close()
-    del vars(pipe)[STATE]
+def configure(pipe: Any, budget: float | None = None, **options: Any) -> None:
+    """Give an enabled pipeline other settings for its next generations; the options are those of `enable`.
+
+    Graphs that were recorded stay, as long as outputs are held before and after.
+    """
+    _enabled(pipe)
+    enable(pipe, budget, **options)
+
+
+def disable(pipe: Any) -> None:
+    """Restore an enabled pipeline to what it was before `enable`. A pipeline that is not enabled stays as it is."""
+    for part in inner_pipelines(pipe) or [pipe]:
+        state = vars(part).pop(STATE, None)
+        if isinstance(state, Engine):
+            state.close()
 
 
 @contextmanager
-def accelerated(target: DiffusionPipeline | nn.Module, budget: float | None = None, **options: Any) -> Iterator[Any]:
+def accelerated(target: Any, budget: float | None = None, **options: Any) -> Iterator[Any]:
     """Within the block a pipeline is enabled; the options are those of `enable`.
 
     A denoiser without a pipeline needs a `schedule`. Within the block, each of its calls is one step, and `start()` of
-    the yielded object begins the next generation.
+    the yielded object begins the next generation. If its loop steps a scheduler, `running` serves it better.
     """
     if isinstance(target, nn.Module):
-        bare = Bare(target, _request_for_bare(budget, **options))
+        bare = Bare(target, _request(**{"budget": budget, **options}))
         try:
             yield bare
         finally:
@@ -90,52 +131,67 @@ def accelerated(target: DiffusionPipeline | nn.Module, budget: float | None = No
         disable(target)
 
 
-def summary(pipe: DiffusionPipeline) -> Summary:
-    """What the last generation of an enabled pipeline computed and held, and the time and memory it took."""
-    return _state_of(pipe).summary()
-
-
-def _state_of(pipe: Any) -> Enabled:
-    state = vars(pipe).get(STATE)
-    if not isinstance(state, Enabled):
-        raise UsageError(f"This {type(pipe).__name__} is not enabled; tenuto.enable(pipe) first.")
-    return state
-
-
-def _request(
-    budget: float | None,
-    speedup: float | None,
-    schedule: Schedule | str | Path | None,
-    policy: deciding.Policy | None,
-    options: dict[str, Any],
-    mode: Mode,
-    compiled: bool,
-    on_change: OnChange,
-    check_weights: bool,
-) -> Request:
-    if on_change not in get_args(OnChange):
-        raise UsageError(f"on_change is one of {', '.join(get_args(OnChange))}, not {on_change!r}.")
-    if mode == "eager":
-        raise UsageError("In the mode eager nothing is held: leave the pipeline as it is.")
-    given = None
-    if schedule is not None:
-        if budget is not None or speedup is not None or policy is not None or options:
-            raise UsageError(
-                "A schedule says everything by itself: give no budget, speed-up, policy or option with it."
-            )
-        given = schedule if isinstance(schedule, Schedule) else read_schedule(str(schedule))
-    return Request(given, budget, speedup, policy, options, mode, compiled, on_change, check_weights)
-
-
-def _request_for_bare(
-    budget: float | None,
-    schedule: Schedule | str | Path | None = None,
-    mode: Mode = "auto",
-    compiled: bool = False,
-    check_weights: bool = False,
+@contextmanager
+def running(
+    denoisers: nn.Module | dict[str, nn.Module],
+    scheduler: Any,
+    steps: int | None = None,
+    budget: float | None = None,
     **options: Any,
-) -> Request:
-    return _request(budget, None, schedule, None, options, mode, compiled, "rescore", check_weights)
+) -> Iterator[Running]:
+    """Within the block, a loop of your own evaluates its denoiser at some steps only.
+
+    The loop calls the denoiser, as often as it likes in one step, and then `scheduler.step`. A new generation begins
+    when all steps were taken, or when the scheduler was given new timesteps.
+
+    denoisers  the network that the loop evaluates, or several of them by name
+    steps      how many steps the loop takes, if these are not all timesteps of the scheduler
+    options    those of `enable`
+    """
+    if isinstance(denoisers, nn.Module):
+        denoisers = {"denoiser": denoisers}
+    engine = Running(denoisers, scheduler, steps, _request(**{"budget": budget, **options}))
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def summary(pipe: Any) -> Summary:
+    """What the last generation of an enabled pipeline computed and held, and the time and memory it took."""
+    if isinstance(pipe, Running):
+        return pipe.summary()
+    enabled = _enabled(pipe)
+    ran = [state for state in enabled if state.last is not None]
+    return (ran or enabled)[-1].summary()
+
+
+def _enabled(pipe: Any) -> list[Enabled]:
+    states = [vars(part).get(STATE) for part in inner_pipelines(pipe) or [pipe]]
+    enabled = [state for state in states if isinstance(state, Enabled)]
+    if not enabled:
+        raise UsageError(f"This {type(pipe).__name__} is not enabled; tenuto.enable(pipe) first.")
+    return enabled
+
+
+def is_pipeline(target: Any) -> bool:
+    """Whether this is a diffusers pipeline, or a modular one."""
+    return isinstance(target, DiffusionPipeline) or (
+        isinstance(getattr(target, "components", None), dict) and not isinstance(target, nn.Module)
+    )
+
+
+def inner_pipelines(pipe: Any) -> list[Any]:
+    """The pipelines that a pipeline is made of; empty if it has a loop of its own."""
+    return [part for part in vars(pipe).values() if isinstance(part, DiffusionPipeline)]
+
+
+def _request(schedule: Schedule | str | Path | None = None, options: Any = None, **given: Any) -> Request:
+    known = {name: given.pop(name) for name in Request.__dataclass_fields__ if name in given}
+    options = {name: value for name, value in {**(options or {}), **given}.items() if value is not None}
+    if schedule is not None and not isinstance(schedule, Schedule):
+        schedule = read_schedule(str(schedule))
+    return Request(given=schedule, options=tuple(sorted(options.items())), **known)
 
 
 def read_schedule(name: str) -> Schedule:

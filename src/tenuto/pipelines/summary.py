@@ -1,47 +1,19 @@
 """What a generation of an enabled pipeline computed and held, and what it took: as text and as data."""
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from tenuto.scheduling.schedule import COMPUTED, HELD, Schedule
+from tenuto.scheduling.schedule import COMPUTED, HELD
 
 if TYPE_CHECKING:
     from tenuto.pipelines.denoiser import Denoiser
-    from tenuto.pipelines.engine import Loop
+    from tenuto.pipelines.loop import Loop
 
 SOME = "+"  # the mark of a step that computes some of its units
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One call of a denoiser within a generation; `began` and `ended` are seconds, or events on a GPU."""
-
-    step: int
-    denoiser: str
-    schedule: Schedule | None  # None: in full
-    place: int  # among the schedule's steps
-    began: Any
-    ended: Any
-
-    @property
-    def seconds(self) -> float:
-        if isinstance(self.began, float):
-            return float(self.ended - self.began)
-        self.ended.synchronize()
-        return float(self.began.elapsed_time(self.ended)) / 1000
-
-    def computes(self, units: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """[unit]: whether the unit is computed. If the denoiser's units are not listed: one mark for all of them."""
-        if self.schedule is None:
-            return np.ones(max(1, units), bool)
-        marks = self.schedule.active[:, self.place]
-        return marks if units else marks[:1]
 
 
 @dataclass(frozen=True)
@@ -121,12 +93,15 @@ def _mark(work: float) -> str:
 
 def summarise(pipeline: str, denoisers: Sequence["Denoiser"], loop: "Loop | None") -> Summary:
     """The summary of the last generation."""
-    named = {one.name: one for one in denoisers}
     evaluations = [] if loop is None else loop.evaluations
-    lanes = {} if loop is None else {key: lane.schedule for key, lane in loop.lanes.items() if lane.schedule}
-    reports = [named[name].executor(schedule, place).report() for (name, place), schedule in lanes.items()]
+    called = {one.denoiser for one in evaluations}
+    named = {one.name: one for one in denoisers if one.name in called or not called}
     recorded = [executor.report() for one in denoisers for executor in one.executors]
-    held = next((schedule for schedule in lanes.values() if not schedule.active.all()), None)
+    schedules = [] if loop is None else [loop.schedule, *(lane.schedule for lane in loop.lanes.values())]
+    held = next((one for one in schedules if one is not None and not one.active.all()), None)
+    if loop is not None and loop.in_full and all(one.computed for one in evaluations):
+        held = None
+    streams = [] if loop is None else list(loop.streams.values())
     done = [one.computes(len(named[one.denoiser].units)) for one in evaluations]
     costs = {name: np.array([unit.flops for unit in one.units] or [1.0]) for name, one in named.items()}
     computed = {name: np.zeros(len(cost), int) for name, cost in costs.items()}
@@ -151,14 +126,14 @@ def summarise(pipeline: str, denoisers: Sequence["Denoiser"], loop: "Loop | None
         flop_work=flops / (all_flops or 1.0),
         keep="" if held is None else held.keep,
         predict="" if held is None else held.predict,
-        corrected=any(report.corrected for report in reports) and held is not None,
-        uncorrected_because=next((report.uncorrected_because for report in reports if report.uncorrected_because), ""),
+        corrected=held is not None and any(stream.corrects for stream in streams),
+        uncorrected_because=next((one.uncorrected_because for one in streams if one.uncorrected_because), ""),
         in_full_because="" if loop is None else loop.in_full,
         seconds=sum(step.seconds for step in per_step),
         graphs=sum(report.graphs for report in recorded),
         graph_bytes=sum(report.graph_bytes for report in recorded),
         capture_seconds=sum(report.capture_seconds for report in recorded),
-        cache_bytes=sum(report.cache_bytes for report in reports),
+        cache_bytes=sum(stream.most_bytes for stream in streams) + sum(report.cache_bytes for report in recorded),
         given_up="; ".join(dict.fromkeys(report.given_up for report in recorded if report.given_up)),
         per_step=tuple(per_step),
         per_denoiser={
@@ -174,12 +149,3 @@ def summarise(pipeline: str, denoisers: Sequence["Denoiser"], loop: "Loop | None
             for unit, count in zip(one.units, computed[name], strict=False)
         },
     )
-
-
-def moment(on: torch.device | None) -> Any:
-    """The current time: seconds of the host's clock, or an event in the GPU's queue. The host does not wait for it."""
-    if on is None or on.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(on))
-    return event

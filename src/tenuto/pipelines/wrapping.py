@@ -11,30 +11,45 @@ from tenuto.runtime.private_torch import COMPILED, inner_module, runs_compiled, 
 
 
 class Replacement:
-    """Replaces owner.name(…) by wrapper(owner.name, …). A copy of the owner gets the method of its class back."""
+    """Replaces owner.name(…) by wrapper(owner.name, …).
 
-    def __init__(self, owner: Any, name: str, original: Callable[..., Any], wrapper: Callable[..., Any]) -> None:
+    A copy of the owner gets the method of its class back; if `copied`, its method is replaced like the owner's.
+    """
+
+    def __init__(
+        self, owner: Any, name: str, original: Callable[..., Any], wrapper: Callable[..., Any], copied: bool = False
+    ) -> None:
         update_wrapper(self, original)  # diffusers inspects a method's arguments before it calls the method
         self.original = original
-        self._owner, self._name, self._wrapper = owner, name, wrapper
+        self._owner, self._name, self._wrapper, self._copied = owner, name, wrapper, copied
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._wrapper(self.original, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         twin = memo.get(id(self._owner))
-        return self if twin is None else getattr(type(twin), self._name).__get__(twin)
+        if twin is None:
+            return self
+        method = getattr(type(twin), self._name).__get__(twin)
+        return Replacement(twin, self._name, method, self._wrapper, True) if self._copied else method
+
+    def __reduce__(self) -> Any:
+        """What is unpickled has the method of its class."""
+        return getattr, (self._owner, self._name)
 
 
 @contextmanager
-def wrapped(owner: Any, name: str, wrapper: Callable[..., Any], original: Any = None) -> Iterator[None]:
+def wrapped(
+    owner: Any, name: str, wrapper: Callable[..., Any], original: Any = None, copied: bool = False
+) -> Iterator[None]:
     """Within the block, owner.name(…) is wrapper(owner.name, …); afterwards the instance is as it was.
 
     original  what is wrapped, if that is not owner.name
+    copied    whether the method of a copy of the owner is replaced as well
     """
     missing = object()
     before = vars(owner).get(name, missing)
-    replacement = Replacement(owner, name, getattr(owner, name) if original is None else original, wrapper)
+    replacement = Replacement(owner, name, getattr(owner, name) if original is None else original, wrapper, copied)
     vars(owner)[name] = replacement
     try:
         yield

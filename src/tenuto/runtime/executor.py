@@ -35,7 +35,6 @@ from torch import Tensor, nn
 
 from tenuto.errors import ScheduleError, UsageError
 from tenuto.runtime.compilation import compiling, plainly
-from tenuto.runtime.course import Course
 from tenuto.runtime.keys import Keys
 from tenuto.runtime.outputs import Outputs
 from tenuto.runtime.private_torch import tree_flatten
@@ -62,8 +61,6 @@ class Report:
     cache_bytes: int  # of what is kept
     graph_bytes: int  # of the graphs' memory, activations included
     given_up: str  # to stay within the bounds on memory and graphs; "" means nothing
-    corrected: bool  # whether refreshes corrected the outputs predicted before them, in the last generation
-    uncorrected_because: str  # if not, why; "" if there was nothing to correct
 
 
 class Slower(UserWarning):
@@ -110,17 +107,12 @@ class Executor:
         if schedule is not None and schedule.keep in UNITS:
             self.planner = Planner(network, self.module, schedule, None if offload else memory, graphs)
         self.kept_bytes = 0  # of outputs, and of keys that are kept without graphs
-        self.course: Course | None = None  # of the last generation
         self.stages = Stages(self)
         self._warned: set[str] = set()
 
-    def start(self, course: Course | None = None) -> "Generation":
-        """A new generation, at its first step and with nothing kept.
-
-        course  the sampler's course (tenuto.runtime.course); without it, nothing is corrected
-        """
-        self.course = course
-        return Generation(self, course)
+    def start(self) -> "Generation":
+        """A new generation, at its first step and with nothing kept."""
+        return Generation(self)
 
     @property
     def keep(self) -> str | None:
@@ -170,11 +162,6 @@ class Executor:
     def report(self) -> Report:
         """What was recorded and kept so far."""
         planned = 0 if self.planner is None or self.offload else self.planner.cache_bytes
-        uncorrected = ""
-        if self.schedule is not None and self.schedule.corrected and not self.schedule.active.all():
-            uncorrected = "the sampler was not asked how it adds outputs up"
-            if self.course is not None:
-                uncorrected = self.course.why_not
         return Report(
             mode=self.mode,
             patterns=0 if self.schedule is None else self.schedule.patterns,
@@ -183,8 +170,6 @@ class Executor:
             cache_bytes=self.kept_bytes + (self.stages.kept_bytes if self.stages.graphs else planned),
             graph_bytes=self.stages.graph_bytes,
             given_up="" if self.planner is None else self.planner.given_up,
-            corrected=self.schedule is not None and self.schedule.corrected and not uncorrected,
-            uncorrected_because=uncorrected,
         )
 
     def warn(self, why: str) -> None:
@@ -200,7 +185,7 @@ def _takes_memory(network: Callable[..., Any]) -> bool:
 class Generation:
     """One run through the steps of a schedule."""
 
-    def __init__(self, executor: Executor, course: Course | None = None) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._stage: Stage | None = None
         self._signature: Signature = ()
@@ -208,8 +193,9 @@ class Generation:
         self._keys = Keys() if executor.keep == "keys" else None
         self._outputs: Outputs | None = None
         if executor.schedule is not None and executor.keep == "output":
-            self._outputs = Outputs(executor.schedule, None if course is None else course.weights)
+            self._outputs = Outputs(executor.schedule.order)
         self.step = 0  # how many steps were taken
+        self._begun = False  # whether the network was evaluated
         self.broken = False
         self.thread = get_ident()
 
@@ -234,6 +220,12 @@ class Generation:
                 raise
         self.step += 1
         return output
+
+    def evaluate_at(self, step: int, *inputs: Any, **named: Any) -> Any:
+        """Evaluate the network at a step, for a caller that keeps its outputs (tenuto.runtime.stepping)."""
+        self._outputs = None
+        self.step = step
+        return self(*inputs, **named)
 
     def _check(self, schedule: Schedule, rows: Tensor | None) -> None:
         if self.broken:
@@ -261,7 +253,8 @@ class Generation:
         if executor.keep is None:
             return executor.evaluate(self.step, inputs, named, None)
         leaves, spec = tree_flatten((inputs, named if rows is None else {**named, ROWS: rows}))
-        if self.step == 0:
+        if not self._begun:
+            self._begun = True
             self._signature = signature_of(leaves, spec)
             self._stage = executor.stages.acquire(self, self._signature, leaves, inputs, named)
             if self._stage is None and executor.planner is not None:

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +13,13 @@ from torch import Tensor
 from tenuto.errors import CheckpointError, UsageError
 from tenuto.models import Model
 from tenuto.models.architecture import NoiseLevels
-from tenuto.runtime.course import Course, course_of
+from tenuto.models.solvers import Solver, nature_for, solver_for
 from tenuto.runtime.executor import Executor, Mode, executor_for
+from tenuto.runtime.residual import plain
+from tenuto.runtime.stepping import Stepping
 from tenuto.scheduling.schedule import Schedule
 
-Solver = Literal["ddim", "dpm++"]
+Watch = Callable[[int, Tensor, Tensor], object]
 PREPARED_BYTES = 32 * 2**20  # of conditioning computed ahead at once; more takes memory and saves little
 
 
@@ -62,6 +64,7 @@ def generate_batches(
     executor: Executor | None = None,
     batch: int = 16,
     progress: Callable[[int], object] = lambda images: None,
+    watch: Watch | None = None,
     **options: Any,
 ) -> Iterator[Tensor]:
     """Images or latents, one for each class or caption, in batches: each [B, C, H, W], nominally in [-1, 1].
@@ -73,6 +76,8 @@ def generate_batches(
     compiled  compile the network's branches first, each kind once
     executor  your own executor, instead of `schedule`, `mode` and `compiled`
     progress  called after every step with the number of images in the batch
+    watch     called at every step that holds the output, with the step, the predicted output and the exact output,
+              which is computed for this purpose only
     options   fields of `Sampling` (steps, solver, guidance, guided_channels), instead of `sampling`; by
               default steps are the schedule's
     """
@@ -94,22 +99,19 @@ def generate_batches(
     seeds = [seed + i for i in range(len(wanted))] if seeds is None else seeds
     _check_request(model, wanted, seeds, sampling, schedule, batch)
     executor = executor or executor_for(model.network, schedule, mode, compiled)
-    assert model.noise is not None
-    corrects = executor.schedule is not None and executor.schedule.corrected
-    course = sampler_course(model.noise, sampling) if corrects else None
     for chunk, noise in _batches(model, wanted, seeds, batch):
-        yield _sample_batch(model, executor, course, chunk, noise, sampling, progress)
+        yield _sample_batch(model, executor, chunk, noise, sampling, progress, watch)
 
 
 @torch.inference_mode()
 def _sample_batch(
     model: Model,
     executor: Executor,
-    course: Course | None,
     wanted: Sequence[Any],
     x: Tensor,
     sampling: Sampling,
     progress: Callable[[int], object],
+    watch: Watch | None,
 ) -> Tensor:
     assert model.noise is not None
     solver = make_solver(model.noise, sampling)
@@ -120,15 +122,34 @@ def _sample_batch(
         model, wanted, guided
     )
     times = (solver.timesteps + first).to(model.device)  # all at once: nothing in the loop waits for a copy
-    ahead = prepared(model.network, times, conditions, [executor.evaluates(step) for step in range(len(times))])
-    evaluate = executor.start(course)
-    for t, time, named in zip(solver.timesteps, times, ahead, strict=True):
+    needed = [watch is not None or executor.evaluates(step) for step in range(len(times))]
+    ahead = prepared(model.network, times, conditions, needed)
+    evaluate, schedule = executor.start(), executor.schedule
+    stepping = None
+    if schedule is not None and executor.keep == "output":
+        nature = nature_for(model.noise, sampling.steps, sampling.solver)
+        stepping = Stepping(solver, nature, executor.full_steps, schedule.order, schedule.corrected)
+
+    def noise(run: Callable[..., Any], time: Tensor, named: dict[str, Any]) -> Tensor:
         inputs = torch.cat([x, x]) if guided else x
-        output = evaluate(inputs.to(model.dtype), time.expand(len(inputs)), *conditions, **named)
-        noise = output[:, : x.shape[1]].float()  # without a learned variance, which these solvers do not use
-        if guided:
-            noise = guide(noise, guidance, sampling.guided_channels)
-        x = solver.step(noise, t, x, return_dict=False)[0]
+        output = run(inputs.to(model.dtype), time.expand(len(inputs)), *conditions, **named)
+        found = output[:, : x.shape[1]].float()  # without a learned variance, which these solvers do not use
+        return guide(found, guidance, sampling.guided_channels) if guided else found
+
+    for step, (t, time, named) in enumerate(zip(solver.timesteps, times, ahead, strict=True)):
+
+        def take(output: Tensor, sample: Tensor, t: Any = t) -> Any:
+            return solver.step(output, t, sample, return_dict=False)
+
+        if stepping is None:
+            x = take(noise(evaluate, time, named), x)[0]
+        elif executor.evaluates(step):
+            x = stepping.refresh(step, take, noise(partial(evaluate.evaluate_at, step), time, named), x)[0]
+        else:
+            if watch is not None:
+                exact = noise(partial(executor.network, residual=plain), time, named)
+                watch(step, stepping.predicted(step, x), exact)
+            x = stepping.hold(step, take, x)[0]
         progress(len(x))
     return x
 
@@ -171,43 +192,7 @@ def guide(noise: Tensor, guidance: float, channels: int | None = None) -> Tensor
 
 def make_solver(noise: NoiseLevels, sampling: Sampling) -> Any:
     """diffusers' scheduler for the noise levels a model is trained with."""
-    from diffusers import DDIMScheduler, DPMSolverMultistepScheduler
-
-    levels = {
-        "num_train_timesteps": noise.timesteps,
-        "beta_start": noise.start,
-        "beta_end": noise.end,
-        "beta_schedule": noise.schedule,
-    }
-    solver = (
-        DDIMScheduler(**levels, clip_sample=False, steps_offset=noise.offset, set_alpha_to_one=noise.ends_clean)
-        if sampling.solver == "ddim"
-        else DPMSolverMultistepScheduler(**levels, algorithm_type="dpmsolver++", solver_order=2)
-    )
-    solver.set_timesteps(sampling.steps)
-    timesteps = [int(t) for t in solver.timesteps]
-    # If steps do not divide the timesteps evenly, diffusers may begin far below pure noise or repeat a timestep.
-    begins_early = timesteps[0] < 0.8 * noise.timesteps * (sampling.steps > 5)
-    if len(set(timesteps)) < len(timesteps) or begins_early or timesteps[0] >= noise.timesteps:
-        raise UsageError(
-            f"{sampling.steps} steps of {sampling.solver} would begin at timestep {timesteps[0]} of {noise.timesteps} "
-            "or repeat some; take a number of steps that divides the timesteps, such as 50, 100, 250 or 500."
-        )
-    return solver
-
-
-@lru_cache(maxsize=64)
-def sampler_course(noise: NoiseLevels, sampling: Sampling) -> Course:
-    """How much the output of each step contributes to the final sample."""
-    return course_of(make_solver(noise, sampling))
-
-
-def log_snr(noise: NoiseLevels, sampling: Sampling) -> list[float]:
-    """Half the logarithm of the signal-to-noise ratio at each step: how far along the trajectory the step is."""
-    solver = make_solver(noise, sampling)
-    kept = solver.alphas_cumprod[solver.timesteps.long()].double().clamp(1e-9, 1 - 1e-9)
-    levels: list[float] = (0.5 * (kept / (1 - kept)).log()).tolist()
-    return levels
+    return solver_for(noise, sampling.steps, sampling.solver)
 
 
 def vae_of(model: Model, path: Path | None = None) -> Any:

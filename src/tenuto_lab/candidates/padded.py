@@ -15,7 +15,7 @@ from tenuto.errors import UsageError
 from tenuto.runtime.compilation import computed
 from tenuto.runtime.executor import UNITS, Executor
 from tenuto.runtime.positions import put_, take
-from tenuto.runtime.prediction import extrapolation_weights
+from tenuto.runtime.prediction import polynomial_weights
 from tenuto.runtime.residual import Branch, Residual
 from tenuto.runtime.stages import Cells
 from tenuto.runtime.units.chain import Chain
@@ -62,7 +62,7 @@ class Padded:
                     nodes.append(step)
                 else:
                     last = range(len(nodes))[-slots:]
-                    for k, weight in zip(last, extrapolation_weights([nodes[k] for k in last], step), strict=True):
+                    for k, weight in zip(last, polynomial_weights([nodes[k] for k in last], step), strict=True):
                         weights[step, i, k % slots] = weight
         with torch.inference_mode(False):
             self._all = tuple(table.clone().to(device) for table in (active, weights, targets))

@@ -1,39 +1,31 @@
 """`tenuto lab schedule`: schedules by the policies that were measured and lost."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from tenuto.cli.app import AsJson
 from tenuto_lab.cli.app import app
 
-if TYPE_CHECKING:
-    from tenuto.models import Stored
-
-Policy = Literal["noise", "anchors", "allocated"]
+Policy = Literal["anchors", "allocated"]
 Ranking = Literal["spectral", "spectral within type", "random", "early", "late", "cheap"]
 Predict = Literal["constant", "linear", "quadratic", "cubic"]
 Keep = Literal["branch", "update"]
 OPTIONS = {  # of each policy, besides steps and budget
-    "noise": ("evenness", "predict", "keep"),
     "anchors": ("every", "closing", "share", "ranking", "predict", "keep"),
     "allocated": ("ranking", "predict", "keep"),
 }
 
 
-@app.command(
-    epilog="Example: tenuto lab schedule tiny-dit --steps 50 --policy anchors --share 0.3"
-    " · tenuto lab schedule tiny-dit --steps 50 --policy noise --evenness 0.5 -o schedule.json"
-)
+@app.command(epilog="Example: tenuto lab schedule tiny-dit --steps 50 --policy anchors --share 0.3 -o schedule.json")
 def schedule(
     source: Annotated[str, typer.Argument(metavar="MODEL", help="A model as for `tenuto score`, or a score file.")],
     steps: Annotated[int, typer.Option(help="Steps of one generation.")],
     policy: Annotated[
         Policy,
         typer.Option(
-            help="noise places refreshes by noise levels; anchors refreshes some units twice as often; allocated gives "
-            "each unit a period of its own."
+            help="anchors refreshes some units twice as often; allocated gives each unit a period of its own."
         ),
     ],
     budget: Annotated[float | None, typer.Option(help="Share of the work to compute. Default: 0.25.")] = None,
@@ -43,9 +35,6 @@ def schedule(
     share: Annotated[
         float | None, typer.Option(help="anchors: share of the FLOPs that is refreshed twice as often.")
     ] = None,
-    evenness: Annotated[
-        float | None, typer.Option(help="noise: 1 places refreshes by steps, 0 by noise levels.")
-    ] = None,
     predict: Annotated[Predict | None, typer.Option(help="How kept values are predicted.")] = None,
     keep: Annotated[Keep | None, typer.Option(help="What is kept between steps.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the schedule here.")] = None,
@@ -54,16 +43,14 @@ def schedule(
     """Make a schedule by a policy that lost, for comparison. `tenuto schedule` makes those that won."""
     from tenuto.cli.schedule import checked_output, finish, opened
     from tenuto.cli.score import score_with_progress
-    from tenuto.deciding import subject_of
     from tenuto.errors import UsageError
     from tenuto.models import Stored
     from tenuto.scheduling.making import check_request
     from tenuto_lab.candidates.allocation import allocated, anchors
-    from tenuto_lab.candidates.noise import by_noise
 
     check_request(steps, budget)
     options: dict[str, Any] = {"every": every, "closing": closing, "ranking": ranking, "share": share}
-    options |= {"evenness": evenness, "predict": predict, "keep": keep}
+    options |= {"predict": predict, "keep": keep}
     given = {name: value for name, value in options.items() if value is not None}
     for name in given:
         if name not in OPTIONS[policy]:
@@ -75,20 +62,5 @@ def schedule(
         given["budget"] = budget
     subject, read = opened(source)
     checked_output(output, read)
-    if policy == "noise":
-        if not isinstance(subject, Stored):
-            raise UsageError("The policy noise reads a model's noise levels: give the model, not its score file.")
-        finish(by_noise(subject_of(subject), steps, noise_levels(subject, steps), **given), output, as_json)
-        return
     scores = score_with_progress(subject) if isinstance(subject, Stored) else subject
     finish({"anchors": anchors, "allocated": allocated}[policy](scores, steps, **given), output, as_json)
-
-
-def noise_levels(stored: "Stored", steps: int) -> list[float]:
-    """How far along the trajectory each step is, for the sampler of a model that draws."""
-    from tenuto.errors import UsageError
-    from tenuto.sampling.pictures import Sampling, log_snr
-
-    if stored.architecture.noise is None:
-        raise UsageError(f"{stored.name} writes text, and text has no noise levels: take another policy.")
-    return log_snr(stored.architecture.noise, Sampling(steps=steps))

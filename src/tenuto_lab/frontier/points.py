@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tenuto.models import Model
+from tenuto.models.solvers import Solver
 from tenuto.runtime.executor import Executor
-from tenuto.sampling.pictures import Sampling, Solver, log_snr
 from tenuto.scheduling.lifetimes import lifetimes
 from tenuto.scheduling.making import make
 from tenuto.scheduling.refresh import refresh
@@ -15,7 +15,6 @@ from tenuto.scheduling.schedule import Keep, Schedule
 from tenuto.scoring.scores import Scores
 from tenuto.scoring.units import Subject
 from tenuto_lab.candidates.allocation import Ranking, allocated, anchors
-from tenuto_lab.candidates.noise import by_noise
 from tenuto_lab.frontier.measurements import Kind
 from tenuto_lab.rivals import (
     DeepCache,
@@ -115,10 +114,6 @@ class Points:
             schedule = anchors(scores, steps, budget=budget, ranking=ranking)
             yield self._scheduled(f"anchors, {ranking}", "option", schedule, budget)
         yield self._scheduled("allocated by score and cost", "option", allocated(scores, steps, budget=budget), budget)
-        if self.model.noise is not None:
-            levels = log_snr(self.model.noise, Sampling(steps=steps))
-            placed = by_noise(scores, steps, levels, budget=budget)
-            yield self._scheduled("placed by noise", "option", placed, budget)
 
     def _dynamic(self) -> Iterator[DrawingPoint]:
         first = first_block([unit.name for unit in self.model.units])
@@ -148,7 +143,7 @@ def period(budget: float) -> int:
 
 def plain_refresh(subject: Subject, steps: int, budget: float) -> Schedule:
     """What others did before: compute everything at every R-th step, and extrapolate branches linearly."""
-    return refresh(subject, steps, every=period(budget), opening=False, closing=0, predict="linear", keep="branch")
+    return refresh(subject, steps, every=period(budget), predict="linear", keep="branch")
 
 
 def everything(subject: Subject, steps: int) -> Schedule:

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from tenuto.errors import UsageError
-from tenuto.runtime.course import Course
 from tenuto.runtime.executor import Executor
 from tenuto.runtime.residual import Residual, plain
 
@@ -56,7 +55,7 @@ class _Recorder(Executor):
         super().__init__(network, None, mode="skip")
         self.trajectories: list[Trajectory] = []
 
-    def start(self, course: Course | None = None) -> Any:
+    def start(self) -> Any:
         self.trajectories.append([])
         return self._evaluate
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from tenuto.errors import UsageError
 from tenuto.models import Model
-from tenuto.runtime.course import Course
 from tenuto.runtime.residual import Branch, plain
 from tenuto.scheduling.schedule import Schedule
 from tenuto_lab.rivals.common import Rival, RivalGeneration, check_period, schedule_for
@@ -33,7 +32,7 @@ class DeepCache(Rival):
         self.every = every
         self.shallow = shallow_units(units, depth)
 
-    def start(self, course: Course | None = None) -> Any:
+    def start(self) -> Any:
         return _Deep(self)
 
 

@@ -6,7 +6,6 @@ from typing import Any
 from torch import Tensor
 
 from tenuto.errors import UsageError
-from tenuto.runtime.course import Course
 from tenuto.runtime.residual import Branch, plain
 from tenuto_lab.rivals.common import Rival, RivalGeneration
 
@@ -34,7 +33,7 @@ class FirstBlock(Rival):
         self.first = tuple(first)
         self.threshold = threshold
 
-    def start(self, course: Course | None = None) -> Any:
+    def start(self) -> Any:
         return _Watching(self)
 
 

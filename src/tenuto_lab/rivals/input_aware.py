@@ -16,7 +16,6 @@ from torch import Tensor
 from tenuto.errors import ScheduleError, UsageError
 from tenuto.models import Model
 from tenuto.runtime.compilation import computed
-from tenuto.runtime.course import Course
 from tenuto.runtime.residual import Branch
 from tenuto.scheduling.schedule import Schedule
 from tenuto_lab.probing.trajectory import Network, RecordedEvaluation, Trajectory, relative
@@ -46,7 +45,7 @@ class ActivationDrift(Rival):
         self.units = schedule.units
         self.counts: list[int] = schedule.active.sum(axis=0).tolist()  # m_s
 
-    def start(self, course: Course | None = None) -> Any:
+    def start(self) -> Any:
         return _Drifting(self)
 
 

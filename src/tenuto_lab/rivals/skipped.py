@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tenuto.runtime.course import Course
 from tenuto.runtime.prediction import lagrange
 from tenuto.runtime.residual import plain
 from tenuto.scoring.units import Unit
@@ -28,7 +27,7 @@ class SkippedEvaluations(Rival):
         self.every = every
         self.order = order
 
-    def start(self, course: Course | None = None) -> Any:
+    def start(self) -> Any:
         return _Skipping(self)
 
     def evaluates(self, step: int) -> bool:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from tenuto.errors import UsageError
 from tenuto.models import Model
-from tenuto.runtime.course import Course
 from tenuto.runtime.executor import Executor
 from tenuto.runtime.residual import Branch
 from tenuto.scheduling.making import check_budget
@@ -140,7 +139,7 @@ class _Recording(Executor):
         self.totals = np.zeros((len(model.units), max_skip, steps))  # [unit, distance − 1, step], over all runs
         self.runs: list[_Recorded] = []
 
-    def start(self, course: Course | None = None) -> Any:
+    def start(self) -> Any:
         self.runs.append(_Recorded(self))
         return self.runs[-1]
 

@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor
 
 from tenuto.errors import UsageError
-from tenuto.runtime.course import Course
 from tenuto.runtime.residual import Branch
 from tenuto_lab.rivals.common import Rival, RivalGeneration, check_order, check_period
 
@@ -41,7 +40,7 @@ class TaylorSeer(Rival):
         """Whether a step, counted from 0, computes all units."""
         return step < self.warmup or (step - self.warmup + 1) % self.every == 0
 
-    def start(self, course: Course | None = None) -> Any:
+    def start(self) -> Any:
         return _Seeing(self)
 
 

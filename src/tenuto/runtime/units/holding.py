@@ -15,7 +15,7 @@ from torch import Tensor
 from tenuto.errors import ScheduleError, UsageError
 from tenuto.runtime.compilation import computed
 from tenuto.runtime.positions import put_
-from tenuto.runtime.prediction import extrapolation_weights
+from tenuto.runtime.prediction import polynomial_weights
 from tenuto.runtime.residual import Branch, Residual
 from tenuto.runtime.units.kernels import add_held, add_held_planes
 from tenuto.runtime.units.plan import Action, Cell, Moment, Plan, Storage
@@ -130,7 +130,7 @@ class Unplanned:
             held = self._held[unit]
             if self.rows is not None:
                 put_(held[0][1], self.rows, branch(self.rows))
-            weights = extrapolation_weights([step for step, _ in held], self.step)
+            weights = polynomial_weights([step for step, _ in held], self.step)
             gates = [gate()] if late and gate is not None else None
             return add_held(h, [[value for _, value in held]], [weights], gates)
         after, value = computed(h, branch, gate, "branch" if late else "update")

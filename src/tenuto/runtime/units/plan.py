@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from tenuto.errors import ScheduleError
-from tenuto.runtime.prediction import extrapolation_weights
+from tenuto.runtime.prediction import polynomial_weights
 from tenuto.runtime.units.chain import Chain, Link
 from tenuto.scheduling.lifetimes import is_of_lifetimes, with_neighbours_alike
 from tenuto.scheduling.schedule import Keep, Predict, Schedule
@@ -256,7 +256,7 @@ class _Layout:
         for cell in cells:
             nodes = self.nodes[cell]
             values = dict(
-                zip((slot for _, slot in nodes), extrapolation_weights([at for at, _ in nodes], step), strict=True)
+                zip((slot for _, slot in nodes), polynomial_weights([at for at, _ in nodes], step), strict=True)
             )
             weights[cell] = tuple(values.get(slot, 0.0) for slot in range(len(cell.planes)))
         return cells

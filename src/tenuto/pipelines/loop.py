@@ -1,0 +1,299 @@
+"""One generation of a pipeline: which of its steps evaluate the denoisers, and what the others are given instead.
+
+A step is: the denoisers are called, then the scheduler's `step` reads what the loop made of their outputs. If outputs
+are held, this is where they are held (tenuto.runtime.stepping). At a held step a denoiser is not evaluated. Its call
+returns the output of its last evaluation, which has the right shape and is not used.
+
+If single units are held, every call of a denoiser belongs to a lane (with the prompt, without it), and each lane keeps
+its own units.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tenuto.pipelines.denoiser import Denoiser
+from tenuto.pipelines.evaluations import Evaluation, moment
+from tenuto.runtime.executor import Generation
+from tenuto.runtime.levels import Nature, nature_of
+from tenuto.runtime.stepping import Stepping
+from tenuto.scheduling.schedule import Schedule
+
+Key = tuple[str, int]  # a denoiser, and which of its calls in one step
+
+
+@dataclass(frozen=True)
+class Lane:
+    """The same call of a denoiser in successive steps."""
+
+    start: int
+    shape: tuple[int, ...] | None  # of the sample
+    schedule: Schedule | None  # of the steps from `start` on; None: computed in full
+    generation: Generation | None
+    last: Any = None  # the output of the last evaluation, if outputs are held
+
+    def goes_on(self, step: int, shape: tuple[int, ...] | None) -> bool:
+        if shape != self.shape:
+            return False
+        if self.generation is None or self.schedule is None:
+            return True
+        return self.start + self.generation.step == step < self.start + self.schedule.steps
+
+
+class Loop:
+    """One generation, from the beginning of the loop to the end."""
+
+    def __init__(self, scheduler: Any, steps: int, first: int, units: bool, warn: Callable[[str], None]) -> None:
+        """first  how many timesteps of the scheduler the loop leaves out before it begins
+        units  whether single units are held, in the denoisers; otherwise outputs are held, at the scheduler
+        """
+        self.scheduler = scheduler
+        self.timesteps = getattr(scheduler, "timesteps", None)
+        self.steps = steps
+        self.first = first
+        self.units = units
+        self.in_full = ""  # why everything is computed, if it is
+        self.told_to_go_on = False  # whether the loop says when a step is over, callbacks included
+        self.untold = 0  # the number of steps at the beginning after which it says nothing
+        self.outside = False  # whether the scheduler's step is over and the loop has not gone on yet: callbacks run
+        self.step = 0
+        self.lanes: dict[Key, Lane] = {}
+        self.evaluations: list[Evaluation] = []
+        self.schedule: Schedule | None = None  # of outputs, from step `begun` on
+        self.begun = 0
+        self.streams: dict[int, Stepping] = {}  # by scheduler
+        self._natures: dict[int, Nature] = {}
+        self._stepped: set[int] = set()  # the schedulers that took the current step
+        self._calls: Counter[str] = Counter()  # of each denoiser in this step
+        self._placeholders = 0  # how many were returned in this step
+        self._warn = warn
+
+    @property
+    def nature(self) -> Nature:
+        """What is known of the scheduler before the loop runs."""
+        return self._nature_of(self.scheduler)
+
+    def _nature_of(self, scheduler: Any) -> Nature:
+        if id(scheduler) not in self._natures:
+            self._natures[id(scheduler)] = nature_of(scheduler, self.first, self.steps)
+        return self._natures[id(scheduler)]
+
+    @property
+    def finished(self) -> bool:
+        return self.step + bool(self._stepped) >= self.steps
+
+    def plan(self, denoiser: Denoiser) -> None:
+        """Decide which of the steps from now on are computed. What was kept belongs to other networks or settings."""
+        left, levels = self.steps - self.step, self.nature.levels
+        log_snr = None if levels is None else levels.after(self.step).log_snr
+        self.schedule, self.begun = denoiser.schedule_for(left, self.first + self.step, log_snr), self.step
+        self.streams.clear()
+
+    def computes(self) -> bool:
+        """Whether the current step evaluates the denoisers."""
+        place = self.step - self.begun
+        if self.in_full or self.schedule is None or place >= self.schedule.steps:
+            return True
+        return bool(self.schedule.active[0, place])
+
+    def go_on(self) -> None:
+        """The loop goes on with its next step: callbacks are over."""
+        self.outside = False
+
+    def _advance(self) -> None:
+        self.step += 1
+        self._calls.clear()
+        self._stepped.clear()
+        self._placeholders = 0
+
+    def evaluate(self, denoiser: Denoiser, full: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """One call of a denoiser; `full` is the original call."""
+        if self._stepped:
+            self._advance()
+        tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
+        if self.step >= self.steps or (torch.is_grad_enabled() and any(one.requires_grad for one in tensors)):
+            return full(*args, **kwargs)  # not of this loop, or a loop that needs the derivative
+        key = denoiser.name, self._calls[denoiser.name]
+        self._calls[denoiser.name] += 1
+        sample = tensors[0] if tensors else None
+        device = None if sample is None else sample.device
+        began = moment(device)
+        held = None if self.units else self._held(denoiser, key, sample)
+        try:
+            output = self._run(denoiser, key, sample, full, args, kwargs) if held is None else held.last
+        except BaseException:
+            self.lanes.pop(key, None)  # the step is half done: the next call begins a new lane
+            raise
+        lane = self.lanes[key]
+        schedule, place = (lane.schedule, self.step - lane.start) if self.units else (None, 0)
+        computed = held is None
+        self.evaluations.append(Evaluation(self.step, denoiser.name, schedule, place, computed, began, moment(device)))
+        return output
+
+    def _held(self, denoiser: Denoiser, key: Key, sample: Tensor | None) -> Lane | None:
+        """The lane whose last output is returned instead of an evaluation; None if the step is computed.
+
+        A call that has no counterpart at the last refresh (another expert takes over, guidance ends) is computed, and
+        the steps that are left are planned anew.
+        """
+        if self.schedule is None and not self.in_full and not self.lanes:
+            self.plan(denoiser)
+            if self.holds and self.nature.adds_noise:
+                self.refuse_noise(self.scheduler)
+        if self.computes():
+            return None
+        shape = _shape(sample)
+        lanes = [self.lanes.get(key), *(lane for other, lane in self.lanes.items() if other[0] == key[0])]
+        found = next((one for one in lanes if one is not None and one.last is not None and one.shape == shape), None)
+        if found is not None and (self.lanes.get(key) is not None or self._placeholders):
+            self._placeholders += 1
+            self.lanes.setdefault(key, found)
+            return found
+        if self._placeholders:
+            self.compute_in_full(f"the loop calls its {denoiser.name} in another way from step to step")
+            return None
+        self.plan(denoiser)
+        return None
+
+    def _run(
+        self, denoiser: Denoiser, key: Key, sample: Tensor | None, full: Any, args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        lane, shape = self.lanes.get(key), _shape(sample)
+        if self.units:
+            lane = self._lane_of_units(denoiser, key, lane, shape)
+            return (full if lane.generation is None else lane.generation)(*args, **kwargs)
+        if lane is None or lane.shape != shape:
+            generation = None if self.in_full else denoiser.evaluator()
+            lane = Lane(self.step, shape, None, generation)
+        if lane.generation is None or self.in_full:
+            output = full(*args, **kwargs)
+        else:
+            output = lane.generation.evaluate_at(0, *args, **kwargs)
+        self.lanes[key] = replace(lane, last=output)
+        return output
+
+    def _lane_of_units(self, denoiser: Denoiser, key: Key, lane: Lane | None, shape: tuple[int, ...] | None) -> Lane:
+        """The lane of this call. If the call does not continue its lane, a new lane begins for the remaining steps."""
+        if lane is None or not lane.goes_on(self.step, shape):
+            left = self.steps - self.step
+            schedule = None if self.in_full else denoiser.schedule_for(left, self.first + self.step)
+            generation = None if schedule is None else denoiser.start(schedule, key[1])
+            lane = self.lanes[key] = Lane(self.step, shape, schedule, generation)
+        return lane
+
+    def take_step(self, scheduler: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The scheduler's step. It ends the step of the loop."""
+        again = id(scheduler) in self._stepped
+        self._stepped.add(id(scheduler))
+        self.outside = self.told_to_go_on and self.step + 1 > self.untold
+        if self.units or self.in_full or not self.holds:
+            return original(*args, **kwargs)
+        if again:
+            self.compute_in_full(f"the loop steps its {type(scheduler).__name__} more than once for one evaluation")
+            return original(*args, **kwargs)
+        if kwargs.get("eta"):  # DDIM with eta > 0
+            self.refuse_noise(scheduler)
+            return original(*args, **kwargs)
+        call = Call.of(original, args, kwargs)
+        if call is None:
+            self.compute_in_full(f"the step of {type(scheduler).__name__} takes neither output nor sample by name")
+            return original(*args, **kwargs)
+        return self._take(scheduler, call)
+
+    def _take(self, scheduler: Any, call: "Call") -> Any:
+        assert self.schedule is not None
+        place, stream = self.step - self.begun, self.streams.get(id(scheduler))
+        if stream is None:
+            stream = self.streams[id(scheduler)] = self._stream(scheduler, call)
+        if self.computes():
+            return stream.refresh(place, call.take, call.output, call.sample)
+        if stream.knows:
+            return stream.hold(place, call.take, call.sample)
+        self.compute_in_full(f"a second {type(scheduler).__name__} begins in the middle of the loop")
+        return call.take(call.output, call.sample)
+
+    def _stream(self, scheduler: Any, call: "Call") -> Stepping:
+        assert self.schedule is not None
+        nature = self._nature_of(scheduler)
+        if nature.levels is not None:
+            nature = replace(nature, levels=nature.levels.after(self.begun))
+        computed = self.schedule.full_steps.tolist()
+        stream = Stepping(scheduler, nature, computed, self.schedule.order, self.schedule.corrected)
+        if call.threads_state and not stream.uncorrected_because:
+            stream.uncorrected_because = f"{type(scheduler).__name__} hands state from step to step through the loop"
+        return stream
+
+    @property
+    def holds(self) -> bool:
+        """Whether any step holds something."""
+        schedules: Sequence[Schedule | None] = [self.schedule]
+        if self.units:
+            schedules = [lane.schedule for lane in self.lanes.values()]
+        return any(one is not None and not one.active.all() for one in schedules)
+
+    def compute_in_full(self, why: str, advice: str = "") -> None:
+        """From now on nothing is held."""
+        self.in_full = why
+        self.lanes.clear()
+        self.streams.clear()
+        self._warn(f"{why[0].upper()}{why[1:]}. Everything is computed, and nothing is gained. {advice}".strip())
+
+    def refuse_noise(self, scheduler: Any) -> None:
+        """Hold nothing, because outputs jump with the scheduler's noise, and predicting them would ruin the picture."""
+        self.compute_in_full(
+            f"{type(scheduler).__name__} adds random noise at every step, so the network's output cannot be predicted",
+            "Choose a scheduler without randomness (DDIM, Euler, DPM-Solver++, UniPC).",
+        )
+
+    def forget(self) -> None:
+        """Free what is held."""
+        for key, lane in self.lanes.items():
+            self.lanes[key] = replace(lane, generation=None, last=None)
+        for stream in self.streams.values():
+            stream.forget()
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a scheduler's step, whose output and sample can be exchanged."""
+
+    original: Callable[..., Any]
+    given: dict[str, Any]
+
+    @staticmethod
+    def of(original: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> "Call | None":
+        try:
+            bound = signature(original).bind(*args, **kwargs).arguments
+        except TypeError:
+            return None
+        extra = bound.pop("kwargs", {})
+        call = Call(original, {**bound, **extra})
+        found = [call.given.get(name) for name in ("model_output", "sample")]
+        return call if all(isinstance(one, Tensor) for one in found) else None
+
+    @property
+    def output(self) -> Tensor:
+        found: Tensor = self.given["model_output"]
+        return found
+
+    @property
+    def sample(self) -> Tensor:
+        found: Tensor = self.given["sample"]
+        return found
+
+    @property
+    def threads_state(self) -> bool:
+        """Whether the loop hands a result of the last step to the next one, besides the sample."""
+        return "old_pred_original_sample" in self.given
+
+    def take(self, output: Tensor, sample: Tensor) -> Any:
+        return self.original(**{**self.given, "model_output": output, "sample": sample})
+
+
+def _shape(sample: Tensor | None) -> tuple[int, ...] | None:
+    return None if sample is None else tuple(sample.shape)

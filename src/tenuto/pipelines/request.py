@@ -1,0 +1,70 @@
+"""What the user asked for: the parameters of `enable`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from tenuto import deciding
+from tenuto.errors import UsageError
+from tenuto.runtime.executor import Mode
+from tenuto.scheduling.refresh import check_evaluations
+from tenuto.scheduling.schedule import Schedule
+from tenuto.scoring.units import Subject
+
+OnChange = Literal["rescore", "refuse"]
+
+
+@dataclass(frozen=True)
+class Request:
+    given: Schedule | None = None
+    budget: float | None = None
+    evaluations: int | None = None
+    speedup: float | None = None
+    policy: deciding.Policy | None = None
+    options: tuple[tuple[str, Any], ...] = ()  # of the policy
+    mode: Mode = "auto"
+    compiled: bool = False
+    on_change: OnChange = "rescore"
+    check_weights: bool = False
+
+    def __post_init__(self) -> None:
+        if self.on_change not in get_args(OnChange):
+            raise UsageError(f"on_change is one of {', '.join(get_args(OnChange))}, not {self.on_change!r}.")
+        if self.mode == "eager":
+            raise UsageError("In the mode eager nothing is held: leave the pipeline as it is.")
+        asked = (self.budget, self.evaluations, self.speedup)
+        if self.given is not None and (any(one is not None for one in (*asked, self.policy)) or self.options):
+            raise UsageError(
+                "A schedule says everything by itself: give no budget, speed-up, policy or option with it."
+            )
+        if sum(one is not None for one in asked) > 1:
+            raise UsageError("Give a budget, a number of evaluations or a speed-up, not two of them.")
+        if self.evaluations is not None:
+            check_evaluations(self.evaluations)
+
+    def schedule(self, subject: Subject, steps: int, log_snr: Sequence[float] | None = None) -> Schedule:
+        options = dict(self.options)
+        if self.evaluations is not None:
+            options["evaluations"] = min(self.evaluations, steps)
+        if self.policy in (None, "refresh") and "every" not in options:
+            options["log_snr"] = log_snr
+        return deciding.schedule(
+            subject, steps, budget=self.budget, speedup=self.speedup, policy=self.policy, **options
+        )
+
+    @property
+    def ranked(self) -> bool:
+        """Whether the schedule depends on the units' scores."""
+        kind = deciding.POLICIES.get(self.policy or "refresh")
+        return self.given is None and kind is not None and kind.reads_scores
+
+    @property
+    def holds_units(self) -> bool:
+        """Whether the request is about single units, so that the units must be known."""
+        kept = self.given.keep if self.given is not None else dict(self.options).get("keep", "output")
+        return self.ranked or kept != "output"
+
+    def runs_like(self, other: "Request") -> bool:
+        """Whether what runs the denoiser for one request also serves the other."""
+        same = (self.mode, self.compiled) == (other.mode, other.compiled)
+        return same and not self.holds_units and not other.holds_units

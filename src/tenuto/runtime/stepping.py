@@ -1,0 +1,202 @@
+"""Holds the output of a network where the sampler reads it: at the scheduler's step.
+
+At a refresh the scheduler is given the computed output. At the steps in between, the output is predicted. What is
+predicted is the network's estimate of the clean picture. The output that belongs to it follows from the sample at hand
+(tenuto.runtime.levels). If there are few evaluations, the estimate of the noise is predicted instead, and nothing is
+corrected: this is less accurate, but it never fails under strong guidance. If the levels of a scheduler are not known,
+its outputs are predicted as they are. `python -m benchmarks.search` is where this was found.
+
+Correction. At a refresh the values in between can be interpolated, which is more accurate than extrapolating them. So
+the scheduler takes the steps since the last refresh once more, from the state and the sample it had there, and goes on
+from the corrected sample: a predictor-corrector method that costs no evaluation. The refreshed value was computed from
+a sample that was slightly wrong. From the right sample, the network would have taken a part of the difference for
+noise, and the rest for a change of the picture: at high noise almost all for noise, at low noise almost all for picture.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tenuto.errors import ScheduleError
+from tenuto.runtime.levels import Levels, Nature
+from tenuto.runtime.prediction import polynomial_weights, weighted
+
+FEW = 9  # evaluations; with fewer, noise is predicted
+Step = Callable[[Tensor, Tensor], Any]  # (output, sample) -> what the scheduler's step returns
+
+
+class Stepping:
+    """One generation through one scheduler."""
+
+    def __init__(self, scheduler: Any, nature: Nature, computed: Sequence[bool], order: int, corrected: bool) -> None:
+        """computed   [step]: whether the step evaluates the network
+        order      the degree of the polynomials
+        corrected  whether refreshes correct the steps before them
+        """
+        self._scheduler = scheduler
+        self._computed = list(computed)
+        self._order = order
+        self._levels = nature.levels
+        self._few = sum(self._computed) < FEW
+        self._places = places_of(nature.levels, len(self._computed))
+        self._asked_to_correct = corrected
+        self.uncorrected_because = ""
+        if corrected and nature.levels is None:
+            self.uncorrected_because = nature.why_unknown
+        elif corrected and self._few:
+            self.uncorrected_because = f"there are fewer than {FEW} evaluations"
+        self.most_bytes = 0  # kept at once so far
+        self.forget()
+
+    def forget(self) -> None:
+        """Free what is kept."""
+        self._kept: list[tuple[int, Tensor]] = []  # (step, value) of the last refreshes
+        self._since: list[tuple[int, Step]] = []  # steps taken with predicted outputs since the last refresh
+        self._state: dict[str, Any] = {}  # of the scheduler, after the last refresh's step
+        self._after: Tensor | None = None  # the sample after the last refresh's step
+        self._returned: tuple[Tensor, int] | None = None  # by the last step, and how often it had been written to
+        self._touched = False  # whether the loop changed a sample since the last refresh
+        self._dtype = torch.float32  # of outputs
+
+    @property
+    def corrects(self) -> bool:
+        return self._asked_to_correct and not self.uncorrected_because
+
+    @property
+    def knows(self) -> bool:
+        """Whether there is anything to predict from."""
+        return bool(self._kept)
+
+    def refresh(self, step: int, take: Step, output: Tensor, sample: Tensor) -> Any:
+        """A step with a computed output."""
+        if all(self._computed[step:]) and not self._since:
+            return take(output, sample)  # nothing will be held again
+        if self._levels is not None and output.shape != sample.shape:
+            self._levels = None
+            self.uncorrected_because = f"the output is {list(output.shape)} and the sample {list(sample.shape)}"
+        self._dtype = output.dtype
+        value = self._value(step, output, sample)
+        if self._since and self.corrects and self._levels is not None:
+            self._touched |= not self._came_back(sample)
+            before, sample = sample, self._corrected(step, value, sample)
+            a, noise = self._levels.mixed[step]
+            taken_for_picture = a / (a**2 + noise**2)  # exact for pictures of unit variance
+            value = torch.add(value, (sample - before).to(value.dtype), alpha=taken_for_picture)
+            output = self._output(step, value, sample)
+        self._since, self._touched = [], False
+        others = [one for one in self._kept if self._places[one[0]] != self._places[step]]
+        self._kept = [*others, (step, value)][-(self._order + 1) :]
+        result = take(output, sample)
+        if self.corrects and self._computed[step + 1 : step + 2] == [False]:
+            self._state, self._after = snapshot(self._scheduler), sample_in(result).clone()
+        extra = 0 if self._after is None else self._after.nbytes
+        self.most_bytes = max(self.most_bytes, extra + sum(kept.nbytes for _, kept in self._kept))
+        self._note(result)
+        return result
+
+    def hold(self, step: int, take: Step, sample: Tensor) -> Any:
+        """A step with a predicted output."""
+        self._touched |= not self._came_back(sample)
+        self._since.append((step, take))
+        result = take(self.predicted(step, sample), sample)
+        self._note(result)
+        return result
+
+    def predicted(self, step: int, sample: Tensor) -> Tensor:
+        """The predicted output of a step."""
+        return self._output(step, self._polynomial(self._kept, step), sample)
+
+    def _corrected(self, step: int, value: Tensor, sample: Tensor) -> Tensor:
+        """The sample as it would be if the steps since the last refresh had known the value of this one.
+
+        If the loop itself changed a sample in between (inpainting, a callback), only the difference is applied.
+        """
+        assert self._after is not None
+        wrong = self._again(self._kept) if self._touched else None
+        right = self._again([*self._kept, (step, value)])
+        return right if wrong is None else sample + (right - wrong)
+
+    def _again(self, known: Sequence[tuple[int, Tensor]]) -> Tensor:
+        """The steps since the last refresh, taken once more with a polynomial through these values."""
+        restore(self._scheduler, self._state)
+        assert self._after is not None
+        sample = self._after
+        for step, take in self._since:
+            sample = sample_in(take(self._output(step, self._polynomial(known, step), sample), sample))
+        return sample
+
+    def _polynomial(self, known: Sequence[tuple[int, Tensor]], step: int) -> Tensor:
+        """The value at a step, of the polynomial through known ones. Of two at one place, the later counts."""
+        at = {self._places[node]: value for node, value in known}
+        return weighted(list(at.values()), polynomial_weights(list(at), self._places[step]))
+
+    def _value(self, step: int, output: Tensor, sample: Tensor) -> Tensor:
+        """What is kept of an output: the clean estimate or the noise, in float32 at least."""
+        wide = torch.promote_types(output.dtype, torch.float32)
+        if self._levels is None:
+            return output.to(wide, copy=True)
+        p, q = self._parts(step)
+        return torch.add(p * sample.to(wide), output.to(wide), alpha=q)
+
+    def _output(self, step: int, value: Tensor, sample: Tensor) -> Tensor:
+        """The output that belongs to a kept value and a sample."""
+        if self._levels is None:
+            return value.to(self._dtype)
+        p, q = self._parts(step)
+        return torch.add(value / q, sample.to(value.dtype), alpha=-p / q).to(self._dtype)
+
+    def _parts(self, step: int) -> tuple[float, float]:
+        """(p, q): what is kept is p · sample + q · output."""
+        assert self._levels is not None
+        (a, s), (p, q) = self._levels.mixed[step], self._levels.estimated[step]
+        return ((1 - a * p) / s, -a * q / s) if self._few else (p, q)
+
+    def _note(self, result: Any) -> None:
+        sample = sample_in(result)
+        self._returned = sample, writes(sample)
+
+    def _came_back(self, sample: Tensor) -> bool:
+        """Whether the sample is what the last step returned, and nobody wrote to it."""
+        return self._returned is not None and sample is self._returned[0] and writes(sample) == self._returned[1]
+
+
+def places_of(levels: Levels | None, steps: int) -> list[int]:
+    """The variable of the polynomials: the number of the step. Steps at one noise level (Heun's) share one place."""
+    mixed = None if levels is None else levels.mixed
+    places = [0]
+    for step in range(1, steps):
+        places.append(places[-1] + (mixed is None or mixed[step] != mixed[step - 1]))
+    return places
+
+
+def sample_in(result: Any) -> Tensor:
+    """The sample in what a scheduler's step returns."""
+    found = result[0] if isinstance(result, tuple) else getattr(result, "prev_sample", None)
+    if not isinstance(found, Tensor):
+        raise ScheduleError(f"The scheduler's step returns a {type(result).__name__} without a sample (prev_sample).")
+    return found
+
+
+def writes(sample: Tensor) -> int:
+    """How often a tensor was written to in place; torch does not count this for tensors of its inference mode."""
+    return 0 if sample.is_inference() else sample._version
+
+
+def snapshot(scheduler: Any) -> dict[str, Any]:
+    """The state of a scheduler: what its steps change is copied."""
+    return {name: _copied(value) for name, value in vars(scheduler).items()}
+
+
+def restore(scheduler: Any, state: dict[str, Any]) -> None:
+    """Give a scheduler the state of a snapshot again."""
+    for name in [name for name in vars(scheduler) if name not in state]:
+        delattr(scheduler, name)
+    vars(scheduler).update({name: _copied(value) for name, value in state.items()})
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone() if value.ndim > 1 else value  # vectors hold noise levels, which no step changes
+    return [_copied(one) for one in value] if type(value) is list else value
