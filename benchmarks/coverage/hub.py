@@ -32,7 +32,7 @@ def tokenizer(longest: int = 512, qwen: bool = False, **options: Any) -> Any:
     words = [*special, *(chr(code) for code in range(32, 127)), *VISION, *MARKS]
     numbered = {word: place for place, word in enumerate(words)} | (QWEN if qwen else {})
     made = Tokenizer(models.WordLevel(numbered, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex("(?s)."), "isolated")
+    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     made.decoder = decoders.Fuse()
     made.post_processor = processors.TemplateProcessing("$A </s>", "$A </s> $B </s>", [("</s>", 1)])
     result = PreTrainedTokenizerFast(

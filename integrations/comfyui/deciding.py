@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .mathematics import placed
-
-FLOOR = 4  # fewer computed evaluations say too little of a trajectory
+from .mathematics import evaluations_for, levels_of, places_of, spread
 
 
 @dataclass(frozen=True)
@@ -16,24 +14,31 @@ class Wish:
     evaluations: int | None = None
 
     def count(self, evaluations: int) -> int:
-        asked = self.evaluations if self.evaluations is not None else round(self.budget * evaluations)
-        return min(evaluations, max(FLOOR, asked))
+        """How many of so many evaluations to compute."""
+        asked = evaluations_for(evaluations, self.budget) if self.evaluations is None else self.evaluations
+        return min(evaluations, max(1, asked))
 
 
-def plan_for(levels: Sequence[float], wish: Wish) -> tuple[frozenset[int], str]:
-    """(the evaluations to compute, why all of them if all of them).
+@dataclass(frozen=True)
+class Plan:
+    computed: frozenset[int]  # the evaluations to compute
+    in_full_because: str = ""  # why all of them, if all of them
+
+
+def plan_for(sigmas: Sequence[float], flow: bool, wish: Wish) -> Plan:
+    """Which evaluations to compute, of those at these noise levels.
 
     Several evaluations may have one noise level, or go back to an earlier one (Heun's and other two-stage methods).
     Those that reach a new level are computed first; the others only if more are asked for.
     """
-    count = wish.count(len(levels))
-    if count >= len(levels):
-        few = len(levels) <= FLOOR and wish.budget < 1
-        return frozenset(range(len(levels))), "so few steps differ too much from one another" if few else ""
-    fresh = [place for place, level in enumerate(levels) if place == 0 or level > max(levels[:place])]
-    chosen = [fresh[place] for place in placed([levels[place] for place in fresh], min(count, len(fresh)))]
-    rest = [place for place in range(len(levels)) if place not in set(fresh)]
-    more = count - len(chosen)
-    if more > 0 and rest:
-        chosen += [rest[place * len(rest) // more] for place in range(min(more, len(rest)))]
-    return frozenset(chosen), ""
+    count, every = wish.count(len(sigmas)), frozenset(range(len(sigmas)))
+    if count >= len(sigmas):
+        few = wish.budget < 1 and wish.evaluations is None
+        return Plan(every, "so few steps differ too much from one another" if few else "it was asked for")
+    places = places_of(sigmas)
+    fresh = [place for place in range(len(sigmas)) if place == 0 or places[place] > max(places[:place])]
+    chosen = spread(levels_of(sigmas, flow), fresh, min(count, len(fresh)))
+    rest = sorted(every - set(fresh))
+    more = min(count - len(chosen), len(rest))
+    chosen += [rest[number * len(rest) // more] for number in range(more)]
+    return Plan(frozenset(chosen))

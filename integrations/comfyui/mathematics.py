@@ -1,31 +1,35 @@
 """Noise levels, placement and prediction: all of it is Tenuto's, brought to what ComfyUI calls sigmas."""
 
-import math
 from collections.abc import Sequence
 
-from tenuto.runtime.prediction import extrapolation_weights
+from tenuto.runtime.levels import Levels
+from tenuto.runtime.prediction import polynomial_weights
+from tenuto.runtime.stepping import FEW
+from tenuto.scheduling.placement import placed
+from tenuto.scheduling.refresh import evaluations_for
+
+ORDER = 2  # the degree of Tenuto's polynomials: quadratic, through the last three computed values
+
+__all__ = ["FEW", "ORDER", "evaluations_for", "levels_of", "places_of", "polynomial_weights", "spread"]
 
 
-def levels_of(sigmas: Sequence[float], flow: bool) -> list[float]:
-    """The log of the signal-to-noise ratio at each sigma. flow: x = (1 − σ)·x₀ + σ·noise, else x = x₀ + σ·noise."""
-    return [_level(sigma, flow) for sigma in sigmas]
+def levels_of(sigmas: Sequence[float], flow: bool) -> Levels:
+    """flow: ComfyUI's sample is (1 − σ) · clean + σ · noise, else clean + σ · noise. Its models predict the clean one."""
+    mixed = tuple((1 - sigma if flow else 1.0, sigma) for sigma in sigmas)
+    return Levels(mixed, tuple((0.0, 1.0) for _ in sigmas))
 
 
-def _level(sigma: float, flow: bool) -> float:
-    sigma = max(sigma, 1e-4)
-    return math.log(max(1 - sigma, 1e-4) / sigma) if flow else -math.log(sigma)
+def places_of(sigmas: Sequence[float]) -> list[int]:
+    """The variable of the polynomials: the how-manieth noise level an evaluation has, from the highest on.
+
+    Two-stage samplers evaluate several times at one level, or go back to one.
+    """
+    rank = {sigma: place for place, sigma in enumerate(sorted(set(sigmas), reverse=True))}
+    return [rank[sigma] for sigma in sigmas]
 
 
-def placed(levels: Sequence[float], evaluations: int) -> list[int]:
-    """Which evaluations to compute."""
-    last = len(levels) - 1
-    return sorted({round(place * last / max(1, evaluations - 1)) for place in range(evaluations)})
-
-
-def weights_at(nodes: Sequence[float], at: float, points: int = 4) -> tuple[list[int], list[float]]:
-    """(which of the nodes are used, their weights)."""
-    before = [place for place, node in enumerate(nodes) if node <= at]
-    split = len(before)
-    first = max(0, min(split - points // 2, len(nodes) - points)) if split < len(nodes) else max(0, len(nodes) - points)
-    chosen = list(range(first, min(len(nodes), first + points)))
-    return chosen, extrapolation_weights([nodes[place] for place in chosen], at)  # type: ignore[arg-type]
+def spread(levels: Levels, among: Sequence[int], evaluations: int) -> list[int]:
+    """Which of some evaluations to compute, placed by their noise levels."""
+    log_snr = levels.log_snr
+    chosen = placed(len(among), evaluations, [log_snr[place] for place in among])
+    return [place for place, computed in zip(among, chosen, strict=True) if computed]

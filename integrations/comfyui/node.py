@@ -9,8 +9,7 @@ import torch
 from comfy.patcher_extension import WrappersMP
 
 from .deciding import Wish, plan_for
-from .holding import Held, Report, play, report_of
-from .mathematics import levels_of
+from .holding import Held, Report, play
 from .rehearsal import level_of, rehearse
 
 KEY = "tenuto"
@@ -105,17 +104,17 @@ class Sampling:
 
         rehearsal = rehearse(made_up)
         flow = isinstance(guider.inner_model.model_sampling, comfy.model_sampling.CONST)
-        levels = levels_of(rehearsal.sigmas, flow)
-        plan, why = plan_for(levels, self._wish)
-        why = rehearsal.in_full_because or why
-        if why or len(plan) == len(levels):
+        sigmas_seen = rehearsal.sigmas
+        plan = plan_for(sigmas_seen, flow, self._wish)
+        why = rehearsal.in_full_because or plan.in_full_because
+        if why:
             result = run(_computed, callback, quiet=disable_pbar)
-            self._tell(Report(len(levels), tuple(range(len(levels))), 0.0, why or "the budget asks for it"))
+            self._tell(Report(len(sigmas_seen), tuple(range(len(sigmas_seen))), 0.0, why))
             return result
-        held = Held(levels, plan)
+        held = Held(sigmas_seen, flow, plan.computed)
         told = _once(callback)
         result = play(lambda: run(_holding(held, guided), told), held)
-        self._tell(report_of(rehearsal, held))
+        self._tell(Report(len(sigmas_seen), tuple(sorted(held.known)), held.seconds))
         return result
 
     def predict(self, executor: Any, x: Any, timestep: Any, model_options: Any = None, seed: Any = None) -> Any:
@@ -150,7 +149,7 @@ def _holding(held: Held, guided: int) -> Callable[..., Any]:
                 options["sampler_post_cfg_function"] = [*model_options["sampler_post_cfg_function"], catch]
             return {"denoised": executor(x, timestep, options, seed), **caught}
 
-        values, computed = held.next(compute)
+        values, computed = held.next(x, compute)
         return values["denoised"] if computed else _listened(model_options, guided, x, timestep, values)
 
     return predict

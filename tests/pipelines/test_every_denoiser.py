@@ -54,3 +54,39 @@ def one_thread():
 
 def test_every_denoiser_of_the_installed_diffusers_is_known_or_says_why_not():
     assert sorted(denoiser_names()) == sorted({*KNOWN, *NOT_BUILT})
+
+
+@pytest.mark.parametrize("name", [name for name in denoiser_names() if name in KNOWN])
+def test_a_denoiser_is_evaluated_where_it_should_be_and_then_is_as_it_was(name):
+    loop = Loop(name, flow(), STEPS)
+    full = loop.run()
+    assert loop.calls == STEPS and full.isfinite().all()
+    with tenuto.running(loop.network, loop.scheduler, evaluations=STEPS):
+        assert torch.equal(loop.run(), full)
+    with tenuto.running(loop.network, loop.scheduler, evaluations=EVALUATIONS) as running:
+        held = loop.run()
+        told = tenuto.summary(running)
+    assert loop.calls == EVALUATIONS and held.isfinite().all()
+    assert (told.computed, told.steps) == (EVALUATIONS, STEPS)
+    assert (held - full).norm() <= 0.1 * full.norm()
+    assert torch.equal(loop.run(), full)
+
+
+@pytest.mark.parametrize("name", ["FluxTransformer2DModel", "UNet2DConditionModel"])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_a_scheduler_is_served_or_everything_is_computed_and_the_summary_says_why(scheduler, name):
+    made = getattr(diffusers, scheduler)(**SCHEDULERS[scheduler])
+    loop = Loop(name, made, STEPS)
+    torch.manual_seed(4)
+    full, evaluations = loop.run(), loop.calls
+    torch.manual_seed(4)
+    with tenuto.running(loop.network, made, evaluations=EVALUATIONS) as running:
+        held = loop.run()
+        told = tenuto.summary(running)
+    assert held.isfinite().all()
+    if told.in_full_because:
+        assert loop.calls == evaluations and torch.equal(held, full)
+        assert "noise" in told.in_full_because
+    else:
+        assert loop.calls == EVALUATIONS < evaluations
+        assert (held - full).norm() <= 0.1 * full.norm()
