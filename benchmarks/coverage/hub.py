@@ -29,7 +29,7 @@ def tokenizer(longest: int = 512, qwen: bool = False, **options: Any) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     special = ["<pad>", "</s>", "<s>", "<unk>"]
-    words = [*special, *(chr(code) for code in range(32, 127)), *VISION, *MARKS]
+    words = [*special, "\n", *(chr(code) for code in range(32, 127)), *VISION, *MARKS]
     numbered = {word: place for place, word in enumerate(words)} | (QWEN if qwen else {})
     made = Tokenizer(models.WordLevel(numbered, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")

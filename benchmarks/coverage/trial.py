@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,7 @@ def arrays(value: Any) -> list[np.ndarray[Any, Any]]:
         return [a for one in value for a in arrays(one)]
     if hasattr(value, "tobytes") and hasattr(value, "size"):  # a picture
         return [np.asarray(value).astype(np.float64)]
-    if hasattr(value, "__dict__"):
+    if is_dataclass(value):
         return [a for one in vars(value).values() for a in arrays(one)]
     return []
 

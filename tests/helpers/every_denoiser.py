@@ -86,10 +86,13 @@ class Loop:
         call = network or self.network
         sample: Tensor | None = None
         for t in self.scheduler.timesteps:
-            given = {**self.given, self._key: self._input(sample)}
-            prediction = first_tensor(call(**given)).float()
+            scaled = sample
+            if sample is not None and hasattr(self.scheduler, "scale_model_input"):
+                scaled = self.scheduler.scale_model_input(sample, t)
+            prediction = first_tensor(call(**{**self.given, self._key: self._input(scaled)})).float()
             if sample is None:
                 sample = torch.randn(prediction.shape, generator=torch.Generator().manual_seed(2))
+                sample = sample * float(getattr(self.scheduler, "init_noise_sigma", 1.0))
             sample = self.scheduler.step(prediction, t, sample).prev_sample
         assert sample is not None
         return sample
