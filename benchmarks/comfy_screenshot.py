@@ -52,17 +52,20 @@ def graph() -> dict[str, Any]:
     ]
     nodes = [
         node(1, "TenutoTinyModel", (40, 160), (240, 140), inputs=[], outputs=model, widgets_values=[4]),
-        node(2, "Tenuto", (340, 60), (330, 190), inputs=[takes("model", "MODEL", 1)], outputs=[gives("MODEL", "MODEL", 5)],
+        node(2, "Tenuto", (340, 60), (330, 190), inputs=[takes("model", "MODEL", 1)],
+             outputs=[gives("MODEL", "MODEL", 5)],
              widgets_values=[0.3, 0]),
         node(3, "KSampler", (720, 100), (300, 270), inputs=sampler, outputs=[gives("LATENT", "LATENT", 6)],
              widgets_values=[5, "fixed", 30, 3.0, "dpmpp_2m", "karras", 1.0]),
         node(4, "TenutoLatentAsPicture", (1070, 100), (220, 60), inputs=[takes("samples", "LATENT", 6)],
              outputs=[gives("IMAGE", "IMAGE", 7)], widgets_values=[]),
-        node(5, "PreviewImage", (1070, 220), (320, 320), inputs=[takes("images", "IMAGE", 7)], outputs=[], widgets_values=[]),
+        node(5, "PreviewImage", (1070, 220), (320, 320), inputs=[takes("images", "IMAGE", 7)], outputs=[],
+             widgets_values=[]),
     ]  # fmt: skip
     links = [[1, 1, 0, 2, 0, "MODEL"], [2, 1, 1, 3, 1, words], [3, 1, 2, 3, 2, words], [4, 1, 3, 3, 3, "LATENT"],
              [5, 2, 0, 3, 0, "MODEL"], [6, 3, 0, 4, 0, "LATENT"], [7, 4, 0, 5, 0, "IMAGE"]]  # fmt: skip
-    return {"last_node_id": 5, "last_link_id": 7, "nodes": nodes, "links": links, "groups": [], "config": {}, "extra": {},
+    return {"last_node_id": 5, "last_link_id": 7, "nodes": nodes, "links": links, "groups": [], "config": {},
+            "extra": {},
             "version": 0.4}  # fmt: skip
 
 

@@ -43,10 +43,11 @@ def tried(studio: Studio, sampler: str, steps: int) -> dict[str, Any]:
         began = time.perf_counter()
         result = studio.draw(held(studio, reports.append, budget=BUDGET), sampler, steps, **scheduler)
         seconds_held = time.perf_counter() - began
+    same = torch.equal(studio.draw(held(studio, budget=1.0), sampler, steps, **scheduler), full)
     row: dict[str, Any] = {
         "model": studio.kind, "sampler": sampler, "steps": steps, "evaluations": every[0], "computed": some[0],
         "in_full_because": reports[0].in_full_because, "psnr": decibels(result, full),
-        "budget_one_is_identical": torch.equal(studio.draw(held(studio, budget=1.0), sampler, steps, **scheduler), full),
+        "budget_one_is_identical": same,
         "seconds_full": round(seconds, 3), "seconds_held": round(seconds_held, 3),
     }  # fmt: skip
     if not row["in_full_because"]:

@@ -22,7 +22,7 @@ class TinyModel:
         return {"required": {"pictures": ("INT", {"default": 4, "min": 1, "max": 8})}}
 
     def make(self, pictures: int) -> tuple[Any, ...]:
-        import comfy
+        import comfy  # type: ignore[import-not-found]
 
         from benchmarks.comfy_models import Studio
 

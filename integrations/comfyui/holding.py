@@ -1,8 +1,8 @@
 """One sampling under Tenuto: some evaluations are computed, the others are predicted, and predictions are corrected.
 
-The prediction is made where the sampler reads: after guidance, of the clean estimate ("denoised"). At a held evaluation
-nothing is evaluated: neither the model, nor a ControlNet, nor what other nodes add to the guidance. With few evaluations
-the noise is predicted instead of the clean estimate, and nothing is corrected, as everywhere in Tenuto.
+The prediction is made where the sampler reads: after guidance, of the clean estimate ("denoised"). At a held
+evaluation nothing is evaluated: neither the model, nor a ControlNet, nor what other nodes add to the guidance. With few
+evaluations the noise is predicted instead of the clean estimate, and nothing is corrected, as everywhere in Tenuto.
 
 Correction. At a computed evaluation the values in between can be interpolated, which is more accurate than the
 extrapolation that was used. So the sampler is run again from the beginning with the interpolated values, up to this

@@ -14,7 +14,10 @@ __all__ = ["FEW", "ORDER", "evaluations_for", "levels_of", "places_of", "polynom
 
 
 def levels_of(sigmas: Sequence[float], flow: bool) -> Levels:
-    """flow: ComfyUI's sample is (1 − σ) · clean + σ · noise, else clean + σ · noise. Its models predict the clean one."""
+    """The levels of ComfyUI's models, which predict the clean sample. Samples are clean + σ · noise.
+
+    flow  samples are (1 − σ) · clean + σ · noise instead
+    """
     mixed = tuple((1 - sigma if flow else 1.0, sigma) for sigma in sigmas)
     return Levels(mixed, tuple((0.0, 1.0) for _ in sigmas))
 

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import comfy.model_sampling
+import comfy.model_sampling  # type: ignore[import-not-found]
 import torch
-from comfy.patcher_extension import WrappersMP
+from comfy.patcher_extension import WrappersMP  # type: ignore[import-not-found]
 
 from .deciding import Wish, plan_for
 from .holding import Held, Report, play
@@ -187,7 +187,7 @@ def show(report: Report, node: str | None) -> None:
     if node is None:
         return
     try:
-        from server import PromptServer
+        from server import PromptServer  # type: ignore[import-not-found]
     except ImportError:
         return  # the nodes are used without ComfyUI's server
     server = getattr(PromptServer, "instance", None)

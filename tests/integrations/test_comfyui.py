@@ -1,4 +1,4 @@
-"""The ComfyUI node in real samplings with ComfyUI's own code. Point TENUTO_COMFYUI at a checkout; skipped without one."""
+"""The ComfyUI node in real samplings with ComfyUI's own code. TENUTO_COMFYUI names a checkout; skipped without one."""
 
 import os
 from pathlib import Path
@@ -109,7 +109,7 @@ def test_a_rehearsal_does_not_touch_the_random_numbers(studio):
 def test_a_control_net_is_evaluated_only_where_the_model_is(comfy, studios):
     studio = studios["unet"]
 
-    class Counting(comfy.controlnet.ControlBase):  # type: ignore[misc]
+    class Counting(comfy.controlnet.ControlBase):  # type: ignore[misc, name-defined]
         calls = 0
 
         def get_control(self, x: Any, t: Any, cond: Any, number: int, options: Any) -> None:

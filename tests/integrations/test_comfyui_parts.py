@@ -7,6 +7,7 @@ import sys
 import tomllib
 import types
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,14 @@ Model = Callable[[Tensor, float], Tensor]
 
 
 def euler(model: Model, x: Tensor, noise: float = 0.0) -> Tensor:
-    for now, then in zip(SIGMAS, SIGMAS[1:], strict=False):
+    for now, then in pairwise(SIGMAS):
         x = x + (x - model(x, now)) / now * (then - now)
         x = x + noise * torch.randn_like(x)
     return x
 
 
 def heun(model: Model, x: Tensor) -> Tensor:
-    for now, then in zip(SIGMAS, SIGMAS[1:], strict=False):
+    for now, then in pairwise(SIGMAS):
         slope = (x - model(x, now)) / now
         ahead = x + slope * (then - now)
         if then > 0:
