@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from diffusers import ContextParallelConfig, DiffusionPipeline
+from diffusers import ContextParallelConfig, DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 from torch import nn
 
 import tenuto
+from tests.helpers.every_denoiser import Loop
 from tests.helpers.pipelines import draw, tiny
 
 STEPS, MARK = 12, "@@"
@@ -101,6 +102,19 @@ def tried(way: Callable[[Any], nn.Module]) -> dict[str, Any]:
     }
 
 
+def in_a_loop() -> dict[str, Any]:
+    """A loop of one's own around a network in torch's DistributedDataParallel: how often each process evaluates it."""
+    loop = Loop("FluxTransformer2DModel", FlowMatchEulerDiscreteScheduler(), STEPS)
+    with tenuto.running(loop.network, loop.scheduler, evaluations=5):
+        alone = loop.run()
+    wrapped = nn.parallel.DistributedDataParallel(loop.network.requires_grad_(True))
+    with tenuto.running(wrapped, loop.scheduler, evaluations=5):
+        held = loop.run(wrapped)
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, (loop.calls, torch.equal(held, alone)))
+    return {"calls": [calls for calls, _ in everyone], "same": [same for _, same in everyone]}
+
+
 def main() -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
@@ -114,6 +128,8 @@ def main() -> None:
                 told[name] = tried(way)
         except Exception as error:
             told[name] = {"error": f"{type(error).__name__}: {error}"}
+    with torch.no_grad():
+        told["loop"] = in_a_loop()
     if dist.get_rank() == 0:
         print(MARK + json.dumps(told), flush=True)
     dist.barrier()

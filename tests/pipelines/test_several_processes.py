@@ -45,3 +45,7 @@ def test_two_processes_draw_what_one_draws_and_skip_the_same_steps(told, way):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_shared_transformer_draws_the_same_again_and_is_as_it_was_after_disable(told, way):
     assert told[way]["again_same"] and told[way]["after_same"]
+
+
+def test_a_network_in_distributed_data_parallel_is_held_in_a_loop_of_ones_own(told):
+    assert told["loop"] == {"calls": [5, 5], "same": [True, True]}
