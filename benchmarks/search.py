@@ -4,8 +4,8 @@
     python -m benchmarks.search --networks tiny-dit --trials 4 --samples 2   # a try on the CPU
 
 DDIM, Euler and flow matching's Euler are one update on different grids of noise levels: between two evaluations the
-clean estimate and the noise are combined anew. So a scheme is a grid, the steps that are evaluated, and how the steps in
-between are predicted and corrected; and all steps in between are one weighted sum. This makes the search fast.
+clean estimate and the noise are combined anew. So a scheme is a grid, the steps that are evaluated, and how the steps
+in between are predicted and corrected; and all steps in between are one weighted sum. This makes the search fast.
 
 Every scheme is judged by the distance (dB) to the run of the same grid that evaluates every step, and to the converged
 run. Schemes are drawn at random; `results/search/search.json` holds all of them.
@@ -258,7 +258,8 @@ def main(
             whole = full(network, grid, x)
             for count in map(int, counts.split(",")):
                 few = full(network, grid_of(model, kind, count), x)
-                case = {"network": name, "guidance": guidance, "grid": kind, "steps": int(steps), "count": count}
+                case: dict[str, Any] = {"network": name, "guidance": guidance, "grid": kind}
+                case |= {"steps": int(steps), "count": count}
                 case["whole"] = float(psnr(whole, converged).mean())
                 case["plain"] = [float(psnr(few, one).mean()) for one in (whole, converged)]
                 cases.append({**case, "rows": [], "state": (network, grid, x, whole, converged)})

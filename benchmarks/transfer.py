@@ -24,7 +24,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from tenuto.runtime.course import Course
 from torch import Tensor, nn
 
 from benchmarks.places import ROOT, results_of, use_packages
@@ -103,7 +102,7 @@ def draw(denoiser: Denoiser, schedule: Schedule, seeds: Sequence[int], samples: 
     course = Course(None, "the sampler clamps its estimate of the sample")  # clamped outputs do not simply add up
     if denoiser.clamp is None:
         course = Course(tuple((sigma / alpha).diff().tolist()))
-    evaluate = Executor(network, schedule, mode="skip", module=denoiser.module).start(course)
+    evaluate = Executor(network, schedule, mode="skip", module=denoiser.module).start()
     for i, time in enumerate(times):
         noise = evaluate(x, time.expand(len(x)), *conditions)
         clean = (x - sigma[i] * noise) / alpha[i]

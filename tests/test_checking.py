@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tenuto
-from tenuto.checking import PERIODS, Check, Probing, check, of_pictures, of_two_texts, safe_alternative
+from tenuto.checking import SHARES, Check, Probing, check, of_pictures, of_two_texts, safe_alternative
 from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto.runtime.executor import Executor
@@ -61,7 +61,7 @@ def test_with_the_output_kept_errors_are_of_steps(model: Model) -> None:
 
 
 def test_a_schedule_runs_under_the_probe_as_it_does_without(model: Model) -> None:
-    for options in ({"budget": 0.3}, {"policy": "lifetimes", "budget": 0.5}):
+    for options in ({"evaluations": 3}, {"evaluations": 9}, {"policy": "lifetimes", "budget": 0.5}):
         schedule = tenuto.schedule(model, steps=10, **options)
         want = tenuto.generate(model, [0, 3], schedule=schedule)
         got = tenuto.generate(model, [0, 3], executor=Probing(model.network, schedule))
@@ -75,7 +75,7 @@ def test_the_safe_schedule_nearest_to_what_was_asked_is_named(model: Model) -> N
 
     def look(one: Schedule) -> Check:
         asked.append(round(one.budget, 3))
-        return Check(one, (35.0 if one.policy["every"] <= 4 else 25.0,), False, np.zeros((1, one.steps)))
+        return Check(one, (35.0 if one.policy["evaluations"] >= 12 else 25.0,), False, np.zeros((1, one.steps)))
 
     for budget in (0.1, 0.3, 0.6):
         schedule = tenuto.schedule(model, steps=50, policy="lifetimes", budget=budget)
@@ -83,13 +83,13 @@ def test_the_safe_schedule_nearest_to_what_was_asked_is_named(model: Model) -> N
         better = safe_alternative(look, schedule)
         assert better is not None and better.safe
         assert asked == sorted(asked, key=lambda share: abs(share - schedule.budget))
-        found = better.schedule.policy["every"]
-        assert found == (2 if budget == 0.6 else 4 if budget == 0.1 else found)
-    assert len(asked) < 2 * len(PERIODS)
+        found = better.schedule.policy["evaluations"]
+        assert found == {0.1: 12, 0.3: 17, 0.6: 25}[budget]
+    assert len(asked) < 2 * len(SHARES)
 
 
 def test_a_schedule_is_not_named_in_its_own_place(model: Model) -> None:
-    schedule = tenuto.schedule(model, steps=50, every=4)
+    schedule = tenuto.schedule(model, steps=50, evaluations=12)
     seen: list[Schedule] = []
 
     def look(one: Schedule) -> Check:

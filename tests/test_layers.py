@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tenuto.sampling",),
     ("tenuto.pipelines",),
     ("tenuto.text", "tenuto.checking", "tenuto.showing"),
-    ("tenuto.hub",),
+    ("tenuto.hub", "tenuto.comparing"),
     ("tenuto.ui",),
     ("tenuto.cli",),
     ("tenuto.__main__",),

@@ -22,6 +22,7 @@ _HOMES = {
     "configure": "tenuto.pipelines.enable",
     "running": "tenuto.pipelines.enable",
     "summary": "tenuto.pipelines.enable",
+    "compare": "tenuto.comparing",
     "load": "tenuto.models",
     "score": "tenuto.deciding",
     "schedule": "tenuto.deciding",
@@ -48,6 +49,7 @@ __all__ = [
     "TenutoError",
     "__version__",
     "accelerated",
+    "compare",
     "configure",
     "disable",
     "enable",
@@ -67,6 +69,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from tenuto import text
+    from tenuto.comparing import compare
     from tenuto.deciding import schedule, score
     from tenuto.errors import TenutoError
     from tenuto.models import Model, load

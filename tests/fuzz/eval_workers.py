@@ -63,7 +63,7 @@ class Place:
     @classmethod
     def prepared(cls, folder: Path) -> "Place":
         write_checkpoint(folder / "model", random_dit())
-        tenuto.schedule(folder / "model", steps=8, budget=0.5).save(folder / "schedule.json")
+        tenuto.schedule(folder / "model", steps=8, evaluations=4).save(folder / "schedule.json")
         place = cls(folder)
         # In this process, so that whatever is imported late is there before processes are forked.
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()), suppress(SystemExit):

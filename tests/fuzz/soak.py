@@ -1,9 +1,10 @@
 """Thousands of generations in one process: shapes, schedules, schedulers, adapters, faults and interrupts at random.
 
     python -m tests.fuzz.soak --generations 2000 --seed 0
+    python -m tests.fuzz.soak --generations 2000 --device cuda --out results/fuzz/soak_gpu.json
 
-The promise: memory stays flat, no picture is stale (each that is looked at has the bits of a fresh pipeline's), and
-nothing of ours is left on a pipeline that was disabled.
+The promise: memory stays flat (the host's and the device's), no picture is stale (each that is looked at has the bits
+of a fresh pipeline's), and nothing of ours is left on a pipeline that was disabled.
 """
 
 import argparse
@@ -26,6 +27,8 @@ from diffusers import (
 )
 
 import tenuto
+from tenuto.files import write_json
+from tenuto.provenance import provenance
 from tests.helpers.pipelines import BETAS, denoiser_in, draw, tiny
 
 SCHEDULERS: tuple[tuple[Any, dict[str, Any]], ...] = (
@@ -71,14 +74,20 @@ def interrupting(step: int, error: type[BaseException]) -> dict[str, Any]:
     return {"callback_on_step_end": fail}
 
 
-def soak(generations: int, seed: int) -> dict[str, Any]:
+def soak(generations: int, seed: int, device: str = "cpu", seconds: float = float("inf")) -> dict[str, Any]:
+    """seconds: stop after so many, and say how many generations there were"""
     rng, begun = random.Random(seed), time.perf_counter()
-    pipe, plain, changed = tiny("sd1"), tiny("sd1"), 1.0
+    pipe, plain, changed = tiny("sd1").to(device), tiny("sd1").to(device), 1.0
     draw(pipe, "sd1")  # which notes this and that on the pipeline, plain as it is
     clean = attributes(pipe)
     stale = leaked = faults = compared = 0
     memory: list[float] = []
+    on_device: list[float] = []
+    done = 0
     for i in range(generations):
+        if time.perf_counter() - begun > seconds:
+            break
+        done += 1
         kind, config = rng.choice(SCHEDULERS)
         request, steps, picture = rng.choice(REQUESTS), rng.choice(STEPS), rng.randrange(SEEDS)
         pipe.scheduler = kind(**BETAS, **config)
@@ -107,23 +116,35 @@ def soak(generations: int, seed: int) -> dict[str, Any]:
         if i % 50 == 49 or i + 1 == generations:
             gc.collect()
             memory.append(round(resident(), 1))
-    settled = memory[len(memory) // 4 :] or memory
+            if device != "cpu":
+                torch.cuda.empty_cache()
+                on_device.append(round(torch.cuda.memory_reserved() / 2**20, 1))
     return {
-        "generations": generations,
+        "device": device,
+        "generations": done,
         "faults": faults,
         "compared": compared,
         "stale": int(stale),
         "leaked": int(leaked),
         "memory_mib": memory,
-        "growth_mib": round(settled[-1] - settled[0], 1),
+        "growth_mib": grown(memory),
+        "device_mib": on_device,
+        "device_growth_mib": grown(on_device),
         "seconds": round(time.perf_counter() - begun, 1),
     }
+
+
+def grown(memory: list[float]) -> float:
+    """By how much memory grew after the first quarter, in which everything is used for the first time."""
+    settled = memory[len(memory) // 4 :] or memory
+    return round(settled[-1] - settled[0], 1) if settled else 0.0
 
 
 def line(found: dict[str, Any]) -> str:
     return (
         f"soak: {found['generations']} generations, {found['faults']} faults, {found['stale']} of {found['compared']} "
         f"pictures stale, {found['leaked']} leaks, memory grew by {found['growth_mib']} MiB"
+        + (f", the device's by {found['device_growth_mib']} MiB" if found["device_mib"] else "")
     )
 
 
@@ -131,9 +152,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--generations", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--out", type=Path, help="a JSON file for the result")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
-    print(line(soak(asked.generations, asked.seed)))
+    found = soak(asked.generations, asked.seed, asked.device, asked.seconds)
+    print(line(found))
+    if asked.out is not None:
+        write_json(asked.out, {"provenance": provenance(asked.device, seed=asked.seed), "soak": found})
 
 
 if __name__ == "__main__":

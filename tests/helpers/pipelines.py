@@ -31,6 +31,7 @@ from diffusers import (
 )
 from torch import Tensor, nn
 
+import tenuto
 from tenuto.models.diffusers.blocks import sites_of
 from tenuto.models.diffusers.denoisers import names_in
 from tenuto.runtime.private_torch import inner_module
@@ -203,6 +204,32 @@ def evaluation(family: str) -> dict[str, Any]:
     if family == "pixart":
         given["added_cond_kwargs"] = {"resolution": None, "aspect_ratio": None}
     return given
+
+
+def attributes(pipe: DiffusionPipeline) -> dict[str, dict[str, Any]]:
+    """What a denoiser has by itself; of a pipeline and its scheduler, whose every loop leaves something behind, the
+    names."""
+    modules = dict(denoiser_in(pipe).named_modules())
+    found = {name: {key: id(value) for key, value in vars(one).items()} for name, one in modules.items()}
+    return {**found, "pipe": dict.fromkeys(vars(pipe), 0), "scheduler": dict.fromkeys(vars(pipe.scheduler), 0)}
+
+
+def parts_of(pipe: DiffusionPipeline) -> dict[str, Any]:
+    """What a pipeline is made of, for another pipeline of the same family."""
+    return {name: value for name, value in pipe.components.items() if name != "image_encoder"}
+
+
+def other(kind: Any, family: str = "sd1", pipe: DiffusionPipeline | None = None, **parts: Any) -> Any:
+    """A pipeline of another kind, of the same parts."""
+    options = {"requires_safety_checker": False} if family == "sd1" else {}
+    made = kind(**{**parts_of(tiny(family) if pipe is None else pipe), **parts}, **options)
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+def computed_steps(pipe: DiffusionPipeline) -> list[int]:
+    """The steps of the last generation that evaluated everything."""
+    return [step for step, one in enumerate(tenuto.summary(pipe).per_step) if one.work == 1]
 
 
 def denoiser_in(pipe: DiffusionPipeline) -> Any:

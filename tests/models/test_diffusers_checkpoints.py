@@ -198,7 +198,7 @@ def test_a_dit_pipelines_directory_is_a_model(dit_pipeline: Path) -> None:
 def test_it_draws_under_a_schedule(dit_pipeline: Path) -> None:
     model = load(str(dit_pipeline))
     full = tenuto.generate(model, [1, 2], steps=8, guidance=1)
-    schedule = tenuto.schedule(tenuto.score(str(dit_pipeline)), steps=8, budget=0.5)
+    schedule = tenuto.schedule(tenuto.score(str(dit_pipeline)), steps=8, evaluations=4)
     held = tenuto.generate(model, [1, 2], schedule=schedule, guidance=1)
     assert full.shape == held.shape == (2, 3, 8, 8) and not torch.equal(full, held)
     everything = tenuto.schedule(tenuto.score(str(dit_pipeline)), steps=8, budget=1.0)

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from tenuto.errors import ScheduleError
+from tenuto.runtime import prediction
 from tenuto.runtime.executor import Executor
 from tenuto.runtime.residual import Deferred, plain
 from tenuto.scheduling.schedule import Schedule
@@ -75,7 +76,8 @@ def test_linear_reuse_extrapolates_through_the_last_two_refreshes():
     assert run(Toy(), schedule(rows, predict="constant"), inputs) == [12, 4 * 2, 36, 4 * 6, 4 * 6]
 
 
-def test_quadratic_reuse_follows_a_parabola():
+def test_quadratic_reuse_follows_a_parabola(monkeypatch):
+    monkeypatch.setattr(prediction, "STEADY", 7.0)
     rows = {"first": "###.", "second": "####"}
     # branch values 2·(1, 4, 9): the parabola goes on to 2·16.
     assert run(Toy(), schedule(rows, predict="quadratic"), [(1, 1), (4, 1), (9, 1), (0, 1)])[-1] == 4 * 32

@@ -7,9 +7,8 @@ import torch
 import tenuto
 from tenuto.checking import check
 from tenuto.errors import ScheduleError
-from tenuto.runtime.course import Course
 from tenuto.runtime.executor import Executor
-from tenuto.runtime.prediction import polynomial_weights, recipes
+from tenuto.runtime.prediction import polynomial_weights
 from tenuto.scheduling.schedule import Schedule
 
 UNITS = tuple(f"blocks.{i}.{kind}" for i in range(3) for kind in ("attn", "mlp"))
@@ -36,9 +35,9 @@ def test_outputs_in_between_are_extrapolated_and_nothing_is_evaluated(network, p
     handle.remove()
     evaluated = {step: network(*inputs(step)) for step in range(0, 12, 3)}
     for step in range(12):
-        nodes = [node for node in sorted(evaluated, reverse=True) if node <= step][: wanted.order + 1]
-        weights = [1.0] if step in evaluated else polynomial_weights(nodes, step)
-        expected = sum(w * evaluated[node] for w, node in zip(weights, nodes, strict=False))
+        nodes = [node for node in evaluated if node <= step][-(wanted.order + 1) :]
+        weights = [float(node == step) for node in nodes] if step in evaluated else polynomial_weights(nodes, step)
+        expected = sum(w * evaluated[node] for w, node in zip(weights, nodes, strict=True))
         torch.testing.assert_close(got[step], expected, rtol=1e-4, atol=1e-5)
     assert len(calls) == 4
 
@@ -63,37 +62,13 @@ def test_who_is_given_an_output_may_write_into_it_and_the_next_generation_knows_
     assert executor.report().cache_bytes == 3 * clean[0].nbytes  # quadratic: the last three
 
 
-@torch.inference_mode()
-def test_with_a_course_a_computed_output_makes_up_for_those_in_between(network):
-    wanted, course = schedule(12, corrected=True), [-(0.8**step) for step in range(12)]
-    generation = Executor(network, wanted).start(Course(tuple(course)))
-    got = [generation(*inputs(step)) for step in range(12)]
-    kept = {}
-    for step, recipe in enumerate(recipes(wanted.full_steps, wanted.order, course)):
-        now = kept if step % 3 else {**kept, step: network(*inputs(step))}
-        expected = sum(weight * now[node] for node, weight in recipe.given.items())
-        torch.testing.assert_close(got[step], expected, rtol=1e-4, atol=1e-5)
-        if step % 3 == 0:
-            kept[step] = sum(weight * now[node] for node, weight in recipe.kept.items())
-    assert not torch.allclose(got[3], network(*inputs(3)))
-    executor = Executor(network, wanted)
-    executor.start(Course(tuple(course)))
-    assert executor.report().corrected
-    lost = executor.start(Course(None, "noise is added"))
-    assert not executor.report().corrected and executor.report().uncorrected_because == "noise is added"
-    uncorrected = Executor(network, schedule(12)).start(Course(tuple(course)))
-    for step in range(12):
-        assert torch.equal(lost(*inputs(step)), uncorrected(*inputs(step)))
-    with pytest.raises(ScheduleError, match="A course of 11 steps"):
-        Executor(network, wanted).start(Course(tuple(course[1:])))
-
-
-def test_correction_keeps_a_picture_nearer_to_the_full_run():
-    model = tenuto.load("tiny-dit")
-    full = tenuto.generate(model, [3, 7], steps=20)
+@pytest.mark.parametrize("solver", ["ddim", "dpm++"])
+def test_correction_keeps_a_picture_nearer_to_the_full_run(solver):
+    model, classes = tenuto.load("tiny-dit"), [0, 3, 7, 9]
+    full = tenuto.generate(model, classes, steps=50, solver=solver)
     near, far = (
-        float(tenuto.psnr(tenuto.generate(model, [3, 7], schedule=made), full).mean())
-        for made in (tenuto.schedule(model, 20, budget=0.5, correction=correction) for correction in (True, False))
+        float(tenuto.psnr(tenuto.generate(model, classes, schedule=made, solver=solver), full).mean())
+        for made in (tenuto.schedule(model, 50, evaluations=12, correction=correction) for correction in (True, False))
     )
     assert near > far + 2
 

@@ -38,7 +38,7 @@ def test_ddim_equals_the_textbook(model):
 
 @pytest.mark.parametrize("solver", ["ddim", "dpm++"])
 def test_samples_do_not_depend_on_the_batch(model, solver):
-    schedule = tenuto.schedule(model, steps=6, budget=0.5)
+    schedule = tenuto.schedule(model, steps=6, evaluations=3)
     options = {"steps": 6, "solver": solver, "schedule": schedule, "seed": 3}
     together = tenuto.generate(model, [0, 1, 2, 3, 0], batch=5, **options)
     apart = tenuto.generate(model, [0, 1, 2, 3, 0], batch=2, **options)
@@ -67,7 +67,7 @@ def test_a_schedule_computes_just_its_pattern(model):
 
 @pytest.mark.parametrize(("keep", "prepared"), [("output", 4), ("branch", 12)])
 def test_conditions_are_worked_out_only_of_steps_that_evaluate(model, monkeypatch, keep, prepared):
-    schedule = tenuto.schedule(model, steps=12, every=3, opening=False, closing=0, keep=keep)
+    schedule = tenuto.schedule(model, steps=12, every=3, keep=keep)
     plain, times = model.network.prepare, []
 
     def counted(t, *conditions):
@@ -77,6 +77,32 @@ def test_conditions_are_worked_out_only_of_steps_that_evaluate(model, monkeypatc
     monkeypatch.setattr(model.network, "prepare", counted)
     tenuto.generate(model, [1, 2], schedule=schedule)
     assert len(times) == prepared
+
+
+@pytest.mark.parametrize("solver", ["ddim", "dpm++"])
+def test_more_evaluations_come_nearer_to_the_full_run(solver):
+    model = tenuto.load("tiny-dit")
+    full = tenuto.generate(model, [3, 7], steps=40, solver=solver)
+    near = [
+        float(tenuto.psnr(tenuto.generate(model, [3, 7], schedule=schedule, solver=solver), full).mean())
+        for schedule in (tenuto.schedule(model, 40, evaluations=count) for count in (6, 12, 24))
+    ]
+    assert near == sorted(near) and near[-1] > 30, near
+
+
+@pytest.mark.parametrize("solver", ["ddim", "dpm++"])
+def test_who_watches_sees_predicted_and_exact_outputs_and_changes_nothing(model, solver):
+    schedule = tenuto.schedule(model, steps=12, evaluations=4)
+    expected = tenuto.generate(model, [1, 2], schedule=schedule, solver=solver)
+    seen = {}
+
+    def watch(step, predicted, exact):
+        seen[step] = predicted, exact
+
+    assert torch.equal(tenuto.generate(model, [1, 2], schedule=schedule, solver=solver, watch=watch), expected)
+    assert sorted(seen) == [step for step in range(12) if not schedule.full_steps[step]]
+    for predicted, exact in seen.values():
+        assert predicted.shape == exact.shape == expected.shape and not torch.equal(predicted, exact)
 
 
 def test_both_solvers_evaluate_once_a_step(model):
@@ -126,7 +152,7 @@ def test_requests_that_make_no_sense(model, options, message):
 
 
 def test_a_schedule_for_other_steps_or_weights_is_refused(model, tmp_path):
-    schedule = tenuto.schedule(model, steps=4, budget=0.5)
+    schedule = tenuto.schedule(model, steps=4, evaluations=2)
     with pytest.raises(UsageError, match="for 4 steps and the sampler takes 5"):
         tenuto.generate(model, [0], steps=5, schedule=schedule)
     other = tenuto.load(str(write_checkpoint(tmp_path / "other", random_dit(seed=1))))
@@ -152,7 +178,7 @@ def test_progress_counts_every_image_of_every_step(model):
 @pytest.mark.gpu
 def test_the_gpu_gives_the_cpus_samples(checkpoint):
     on_cpu, on_gpu = tenuto.load(str(checkpoint)), tenuto.load(str(checkpoint), device="cuda", dtype=torch.float32)
-    schedule = tenuto.schedule(on_cpu, steps=6, budget=0.5)
+    schedule = tenuto.schedule(on_cpu, steps=6, evaluations=3)
     options = {"steps": 6, "schedule": schedule, "seed": 3}
     expected = tenuto.generate(on_cpu, [0, 1], **options)
     torch.testing.assert_close(tenuto.generate(on_gpu, [0, 1], **options).cpu(), expected, rtol=1e-2, atol=1e-2)
@@ -161,7 +187,7 @@ def test_the_gpu_gives_the_cpus_samples(checkpoint):
 @pytest.mark.gpu
 def test_nothing_in_the_loop_waits_for_the_device(checkpoint):
     model = tenuto.load(str(checkpoint), device="cuda")
-    schedule = tenuto.schedule(model, steps=10, budget=0.3)
+    schedule = tenuto.schedule(model, steps=10, evaluations=3)
     tenuto.generate(model, [0, 1], schedule=schedule)  # records
     steps = []
 

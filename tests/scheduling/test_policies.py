@@ -11,11 +11,10 @@ import tenuto
 from tenuto.deciding import advice
 from tenuto.errors import UsageError
 from tenuto.scheduling.lifetimes import lifetimes, lifetimes_at, tau_for_budget
-from tenuto.scheduling.refresh import period_for_budget, refresh
+from tenuto.scheduling.refresh import LEAST, evaluations_for, like, refresh
 from tenuto.scheduling.rewrite import rewrite
 from tenuto.scoring.scores import Scores, UnitScore
 from tenuto_lab.candidates.allocation import allocated, anchors, ranked
-from tenuto_lab.candidates.noise import by_noise
 
 SCORES = st.lists(st.floats(0, 1), min_size=1, max_size=12)
 STEPS = st.integers(1, 60)
@@ -76,46 +75,54 @@ def test_lifetimes_compute_first_and_then_hold_for_good():
 def test_refresh_computes_everything_at_the_first_step_and_every_rth():
     schedule = refresh(scored(0.2, 1.0), 8, every=3)
     assert schedule.active.tolist() == [[True, False, False, True, False, False, True, False]] * 2
-    assert (schedule.keep, schedule.predict, schedule.policy["closing"]) == ("output", "linear", 0)
+    assert (schedule.keep, schedule.corrected) == ("output", True)
+    assert schedule.policy == {"name": "refresh", "evaluations": 3, "every": 3, "budget": None}
+    assert refresh(scored(1.0), 8, every=1).budget == 1
+    assert refresh(scored(1.0), 8, every=100).active.sum() == 1
 
 
-def test_the_last_steps_are_computed_where_refreshes_are_many():
-    schedule = refresh(scored(0.2, 1.0), 50, every=4)  # 13 refreshes
-    assert set(np.flatnonzero(schedule.active[0])) == {*range(0, 50, 4), 2, 47, 48, 49}
-    plainer = refresh(scored(1.0), 50, every=4, opening=False, closing=1)
-    assert set(np.flatnonzero(plainer.active[0])) == {*range(0, 50, 4), 49}
-    fewer = refresh(scored(1.0), 50, every=6)  # 9: the last step alone, and none at the beginning
-    assert set(np.flatnonzero(fewer.active[0])) == {*range(0, 50, 6), 49}
-    units = refresh(scored(1.0), 50, every=6, keep="branch")  # where units are held, an opening one serves better
-    assert set(np.flatnonzero(units.active[0])) == {*range(0, 50, 6), 3}
-    few = refresh(scored(1.0), 20, every=4)  # 5: spread evenly
-    assert set(np.flatnonzero(few.active[0])) == set(range(0, 20, 4))
-
-
-def test_the_degree_is_higher_where_refreshes_are_many():
-    assert refresh(scored(1.0), 50, every=5).predict == "cubic"
-    assert refresh(scored(1.0), 50, every=6).predict == "quadratic"
-    assert refresh(scored(1.0), 20, every=4).predict == "linear"
-    assert refresh(scored(1.0), 50, every=5, predict="linear", keep="branch").keep == "branch"
+@given(STEPS, st.integers(1, 70))
+def test_a_number_of_evaluations_is_exact(steps, evaluations):
+    schedule = refresh(scored(0.5, 1.0), steps, evaluations=evaluations)
+    assert schedule.full_steps.sum() == min(steps, evaluations) == schedule.policy["evaluations"]
+    assert schedule.active[:, 0].all() and (evaluations == 1 or schedule.active[:, -1].all())
+    assert schedule.policy["every"] is schedule.policy["budget"] is None
 
 
 @given(STEPS, st.floats(0.01, 1))
-def test_refresh_takes_the_period_nearest_to_the_budget(steps, budget):
+def test_a_budget_is_this_share_of_the_steps_but_not_fewer_than_six(steps, budget):
     schedule = refresh(scored(0.5, 1.0), steps, budget=budget)
-    achievable = [refresh(scored(0.5), steps, every=every).budget for every in range(1, steps + 1)]
-    assert abs(schedule.budget - budget) == pytest.approx(min(abs(share - budget) for share in achievable))
-    assert schedule.active[:, 0].all()
+    count = int(schedule.full_steps.sum())
+    assert count == evaluations_for(steps, budget) == schedule.policy["evaluations"]
+    assert count >= min(steps, LEAST)
+    assert count in (steps, LEAST) or abs(count - budget * steps) <= 0.5
+    assert schedule.policy["budget"] == budget
 
 
-def test_period_for_budget_by_hand():
-    assert [period_for_budget(50, b, opening=False, closing=0) for b in (1.0, 0.5, 0.34, 0.25, 0.02)] == [
-        1,
-        2,
-        3,
-        4,
-        50,
-    ]
-    assert [period_for_budget(50, b) for b in (1.0, 0.53, 0.4, 0.32, 0.28, 0.02)] == [1, 2, 3, 4, 5, 50]
+def test_evaluations_for_a_budget_by_hand():
+    assert [evaluations_for(50, share) for share in (1.0, 0.5, 0.34, 0.25, 0.2, 0.12, 0.02)] == [50, 25, 17, 12, 10, 6, 6]
+    assert [evaluations_for(steps, 0.25) for steps in (1, 4, 6, 8, 12, 24, 28, 100)] == [1, 4, 6, 6, 6, 6, 7, 25]
+
+
+def test_evaluations_follow_the_noise_levels_where_these_are_known():
+    levels = [10 * (step / 49) ** 4 for step in range(50)]  # the noise falls at the end
+    evenly, by_noise_level = (refresh(scored(1.0), 50, evaluations=16, log_snr=known) for known in (None, levels))
+    assert by_noise_level.full_steps[-15:].sum() > evenly.full_steps[-15:].sum()
+    with pytest.raises(UsageError, match="a noise level for each of the 50 steps, not 49"):
+        refresh(scored(1.0), 50, log_snr=levels[1:])
+
+
+def test_options_of_refresh_are_taken_instead_of_its_own_choices():
+    schedule = refresh(scored(1.0), 50, every=5, predict="linear", keep="branch")
+    assert (schedule.predict, schedule.keep, schedule.corrected) == ("linear", "branch", False)
+    assert not refresh(scored(1.0), 50, correction=False).corrected
+
+
+def test_the_same_kind_of_schedule_with_another_number_of_evaluations():
+    for made in (refresh(scored(1.0, 0.5), 40), lifetimes(scored(1.0, 0.5), 40, budget=0.3)):
+        other = like(made, 9)
+        assert other.full_steps.sum() == 9 and other.units == made.units and other.steps == made.steps
+        assert (other.keep, other.corrected, other.policy["evaluations"]) == ("output", True, 9)
 
 
 # Text
@@ -186,13 +193,6 @@ def test_rankings():
     assert sorted(ranked(toy, "random", seed=3)) == [0, 1, 2]
 
 
-@given(st.integers(2, 60), st.floats(0.02, 1), st.floats(0, 1))
-def test_placing_by_noise_meets_the_budget_and_begins_at_the_first_step(steps, budget, evenness):
-    levels = [math.log((s + 1) / (steps - s)) for s in range(steps)]
-    schedule = by_noise(scored(1.0), steps, levels, budget=budget, evenness=evenness)
-    assert schedule.active.sum() == min(steps, max(1, round(budget * steps))) and schedule.active[0, 0]
-
-
 def test_the_flop_budget_weighs_units_by_cost():
     schedule = lifetimes(scored(0.2, 1.0), 5)  # costs 1 and 2; 1 and 5 of 5 steps
     assert schedule.budget == pytest.approx(6 / 10)
@@ -212,7 +212,14 @@ def test_the_flop_budget_weighs_units_by_cost():
         ({"steps": 10, "budget": 1.5}, "at most 1"),
         ({"steps": 10, "budget": float("nan")}, "above 0"),
         ({"steps": 10, "every": 0}, "at least 1 step"),
-        ({"steps": 10, "every": 2, "budget": 0.5}, "not both"),
+        ({"steps": 10, "every": 2, "budget": 0.5}, "not two of them"),
+        ({"steps": 10, "evaluations": 3, "budget": 0.5}, "not two of them"),
+        ({"steps": 10, "evaluations": 3, "every": 2}, "not two of them"),
+        ({"steps": 10, "evaluations": 0}, "a whole number from 1 on, not 0"),
+        ({"steps": 10, "evaluations": 2.5}, "a whole number from 1 on, not 2.5"),
+        ({"steps": 10, "evaluations": True}, "a whole number from 1 on, not True"),
+        ({"steps": 10, "opening": False}, "opening is an option of no policy"),
+        ({"steps": 10, "policy": "lifetimes", "evaluations": 3}, "evaluations belongs to the policy refresh"),
         ({"steps": 10, "tau": 1.0}, "tau belongs to the policy lifetimes"),
         ({"steps": 10, "policy": "lifetimes", "every": 3}, "every belongs to the policy refresh"),
         ({"steps": 10, "policy": "lifetimes", "tau": 1.0, "budget": 0.5}, "not both"),

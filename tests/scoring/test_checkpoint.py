@@ -49,11 +49,11 @@ def test_ema_is_taken_before_the_raw_weights(tmp_path):
 
 def test_a_schedule_made_from_a_checkpoint_fits_it_in_every_precision(tmp_path):
     path = str(write_checkpoint(tmp_path / "dit", random_dit()))
-    schedule = tenuto.schedule(path, steps=4, budget=0.5)
+    schedule = tenuto.schedule(path, steps=4, evaluations=2)
     for dtype in (torch.float32, torch.bfloat16):
         model = load(path, dtype=dtype)
         schedule.check_fits(schedule.units, model.fingerprints, "dit")
-        own = tenuto.schedule(model, steps=4, budget=0.5)
+        own = tenuto.schedule(model, steps=4, evaluations=2)
         own.check_fits(own.units, model.fingerprints, "dit")
 
 

@@ -9,6 +9,7 @@ tenuto.disable(pipe)
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -166,6 +167,12 @@ def summary(pipe: Any) -> Summary:
     return (ran or enabled)[-1].summary()
 
 
+def state_of(pipe: Any) -> Enabled | None:
+    """The engine of an enabled pipeline; None if it is not enabled."""
+    state = vars((inner_pipelines(pipe) or [pipe])[0]).get(STATE)
+    return state if isinstance(state, Enabled) else None
+
+
 def _enabled(pipe: Any) -> list[Enabled]:
     states = [vars(part).get(STATE) for part in inner_pipelines(pipe) or [pipe]]
     enabled = [state for state in states if isinstance(state, Enabled)]
@@ -189,9 +196,12 @@ def inner_pipelines(pipe: Any) -> list[Any]:
 def _request(schedule: Schedule | str | Path | None = None, options: Any = None, **given: Any) -> Request:
     known = {name: given.pop(name) for name in Request.__dataclass_fields__ if name in given}
     options = {name: value for name, value in {**(options or {}), **given}.items() if value is not None}
-    if schedule is not None and not isinstance(schedule, Schedule):
-        schedule = read_schedule(str(schedule))
-    return Request(given=schedule, options=tuple(sorted(options.items())), **known)
+    request = Request(options=tuple(sorted(options.items())), **known)
+    if schedule is None:
+        return request
+    if request.asks_for_work:
+        raise UsageError("A schedule says everything by itself: give no budget, speed-up, policy or option with it.")
+    return replace(request, given=schedule if isinstance(schedule, Schedule) else read_schedule(str(schedule)))
 
 
 def read_schedule(name: str) -> Schedule:

@@ -79,7 +79,7 @@ class Engine:
         self._watched.clear()
 
     def summary(self) -> Summary:
-        return summarise(self.name, self.denoisers, self.last)
+        return summarise(self.name, self.request.asked, self.denoisers, self.last)
 
     def scheduler(self) -> Any:
         """The scheduler whose timesteps the next loop takes."""
@@ -136,8 +136,8 @@ class Engine:
         loop = mine[-1] if mine else None
         if loop is None:
             return original(*args, **kwargs)
-        if loop.outside:  # the loop went on without a word: from now on its calls are told apart by nothing
-            loop.told_to_go_on = False
+        if loop.outside:
+            loop.went_on()
         return loop.take_step(original.__self__, original, *args, **kwargs)
 
     def _evaluate(self, denoiser: Denoiser, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -301,6 +301,6 @@ def evaluations_of(pipe: Any, scheduler: Any, iterable: Any, total: int | None) 
     if total is None:
         return timesteps
     known = timesteps_told(pipe)  # outdated if the user runs a loop of their own
-    if known is not None and total <= known <= total * order + 1:
+    if known is not None and total <= known and (known == timesteps or known <= total * order + 1):
         return known
     return min(timesteps, total * order)

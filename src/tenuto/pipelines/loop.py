@@ -21,6 +21,7 @@ from tenuto.pipelines.denoiser import Denoiser
 from tenuto.pipelines.evaluations import Evaluation, moment
 from tenuto.runtime.executor import Generation
 from tenuto.runtime.levels import Nature, nature_of
+from tenuto.runtime.private_torch import tree_map_only
 from tenuto.runtime.stepping import Stepping
 from tenuto.scheduling.schedule import Schedule
 
@@ -43,6 +44,19 @@ class Lane:
         if self.generation is None or self.schedule is None:
             return True
         return self.start + self.generation.step == step < self.start + self.schedule.steps
+
+    def fitted(self, shape: tuple[int, ...] | None) -> "Lane | None":
+        """This lane for a call of another batch; its last output is cut or repeated. None if it does not fit."""
+        if self.last is None or self.shape is None or shape is None or self.shape[1:] != shape[1:]:
+            return self if self.last is not None and self.shape == shape else None
+        if self.shape == shape:
+            return self
+        before, batch = self.shape[0], shape[0]
+
+        def resized(one: Tensor) -> Tensor:
+            return one[:1].expand(batch, *one.shape[1:]) if one.dim() and len(one) == before else one
+
+        return replace(self, shape=shape, last=tree_map_only(Tensor, resized, self.last))
 
 
 class Loop:
@@ -105,6 +119,14 @@ class Loop:
         """The loop goes on with its next step: callbacks are over."""
         self.outside = False
 
+    def went_on(self) -> None:
+        """The loop went on without a word, and its last evaluation was taken for a callback's: plan the rest anew."""
+        self.told_to_go_on = self.outside = False
+        self._advance()
+        self.schedule = None
+        self.lanes.clear()
+        self.streams.clear()
+
     def _advance(self) -> None:
         self.step += 1
         self._calls.clear()
@@ -148,9 +170,10 @@ class Loop:
         if self.computes():
             return None
         shape = _shape(sample)
-        lanes = [self.lanes.get(key), *(lane for other, lane in self.lanes.items() if other[0] == key[0])]
-        found = next((one for one in lanes if one is not None and one.last is not None and one.shape == shape), None)
-        if found is not None and (self.lanes.get(key) is not None or self._placeholders):
+        own = [lane for lane in (self.lanes.get(key),) if lane is not None and lane.shape == shape]
+        others = [lane for other, lane in self.lanes.items() if other[0] == key[0]] if self._placeholders else []
+        found = next((fitted for one in (*own, *others) if (fitted := one.fitted(shape)) is not None), None)
+        if found is not None:
             self._placeholders += 1
             self.lanes.setdefault(key, found)
             return found

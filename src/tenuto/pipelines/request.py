@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from tenuto import deciding
 from tenuto.errors import UsageError
 from tenuto.runtime.executor import Mode
-from tenuto.scheduling.refresh import check_evaluations
+from tenuto.scheduling.refresh import BUDGET, check_evaluations
 from tenuto.scheduling.schedule import Schedule
 from tenuto.scoring.units import Subject
 
@@ -33,14 +33,14 @@ class Request:
         if self.mode == "eager":
             raise UsageError("In the mode eager nothing is held: leave the pipeline as it is.")
         asked = (self.budget, self.evaluations, self.speedup)
-        if self.given is not None and (any(one is not None for one in (*asked, self.policy)) or self.options):
-            raise UsageError(
-                "A schedule says everything by itself: give no budget, speed-up, policy or option with it."
-            )
         if sum(one is not None for one in asked) > 1:
             raise UsageError("Give a budget, a number of evaluations or a speed-up, not two of them.")
         if self.evaluations is not None:
             check_evaluations(self.evaluations)
+        for name, _ in self.options:
+            if not any(name in kind.options for kind in deciding.POLICIES.values()):
+                known = sorted({name for kind in deciding.POLICIES.values() for name in kind.options})
+                raise UsageError(f"There is no option {name!r}; the options of policies are {', '.join(known)}.")
 
     def schedule(self, subject: Subject, steps: int, log_snr: Sequence[float] | None = None) -> Schedule:
         options = dict(self.options)
@@ -51,6 +51,33 @@ class Request:
         return deciding.schedule(
             subject, steps, budget=self.budget, speedup=self.speedup, policy=self.policy, **options
         )
+
+    @property
+    def asks_for_work(self) -> bool:
+        """Whether the request says how much is computed, or how."""
+        asked = (self.budget, self.evaluations, self.speedup, self.policy)
+        return any(one is not None for one in asked) or bool(self.options)
+
+    def settings(self) -> dict[str, Any]:
+        """The request as arguments of `enable`."""
+        own = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("given", "options")}
+        return {"schedule": self.given, **own, **dict(self.options)}
+
+    @property
+    def asked(self) -> str:
+        """The request in words."""
+        if self.given is not None:
+            return f"a schedule of {self.given.steps} steps"
+        if self.evaluations is not None:
+            return f"{self.evaluations} evaluations"
+        if self.speedup is not None:
+            return f"{self.speedup:g} times as fast"
+        chosen = [f"{name} {value}" for name, value in self.options if name in ("every", "tau", "keep", "held")]
+        if self.policy is not None:
+            chosen.insert(0, f"policy {self.policy}")
+        if self.budget is not None or not any(name in ("every", "tau") for name, _ in self.options):
+            chosen.insert(0, f"a budget of {BUDGET if self.budget is None else self.budget:g}")
+        return ", ".join(chosen)
 
     @property
     def ranked(self) -> bool:

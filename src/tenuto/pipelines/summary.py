@@ -40,7 +40,9 @@ class Summary:
     pipeline: str
     denoisers: Mapping[str, str]  # name -> class
     scheduler: str
+    asked: str  # what `enable` was asked for, in words
     steps: int  # of the last generation; 0 means there was none yet
+    computed_steps: int  # how many of the steps computed anything
     evaluations: int  # that the pipeline requested
     computed: int  # how many of these computed all or some units
     work: float  # share of unit evaluations computed
@@ -51,6 +53,7 @@ class Summary:
     uncorrected_because: str  # if not, why
     in_full_because: str  # why everything was computed although less was requested; "" otherwise
     seconds: float  # in the denoiser
+    seconds_saved: float  # estimated: what the steps that computed nothing would have taken
     graphs: int
     graph_bytes: int
     capture_seconds: float
@@ -71,12 +74,12 @@ class Summary:
         if self.keep:
             why = f"not corrected: {self.uncorrected_because}" if self.uncorrected_because else "not corrected"
             held = f"the {self.keep}, predicted as {self.predict}, {'corrected' if self.corrected else why}"
-        units = f": {self.work:.1%} of the unit-steps, {self.flop_work:.1%} of the FLOPs" if self.per_unit else ""
         lines = [
             f"{self.pipeline}: {names}, {self.steps} steps of {self.scheduler}",
-            f"  computed  {self.computed} of {self.evaluations} evaluations{units}",
+            f"  asked     {self.asked}",
+            f"  computed  {self.computed_steps} steps: {self.computed} of {self.evaluations} evaluations",
             f"  held      {held}; {self.cache_bytes:,} bytes",
-            f"  seconds   {self.seconds:.3f} in the denoiser",
+            f"  seconds   {self.seconds:.3f} in the denoiser, about {self.seconds_saved:.3f} saved",
             f"  graphs    {self.graphs}, {self.graph_bytes:,} bytes, recorded in {self.capture_seconds:.2f} s",
             f"  steps     {''.join(_mark(step.work) for step in self.per_step)}  "
             f"({COMPUTED} computed, {HELD} held{f', {SOME} some units' if self.per_unit else ''})",
@@ -84,6 +87,8 @@ class Summary:
         shares = Counter((unit.computed, unit.asked) for unit in self.per_unit.values())
         for (computed, asked), count in sorted(shares.items(), reverse=True):
             lines.append(f"  units     {count} computed {computed} times of {asked}")
+        if self.per_unit:
+            lines.append(f"  work      {self.work:.1%} of the unit-steps, {self.flop_work:.1%} of the FLOPs")
         return "\n".join([*lines, *([f"  given up  {self.given_up}"] if self.given_up else [])])
 
 
@@ -91,7 +96,7 @@ def _mark(work: float) -> str:
     return COMPUTED if work == 1 else HELD if work == 0 else SOME
 
 
-def summarise(pipeline: str, denoisers: Sequence["Denoiser"], loop: "Loop | None") -> Summary:
+def summarise(pipeline: str, asked_for: str, denoisers: Sequence["Denoiser"], loop: "Loop | None") -> Summary:
     """The summary of the last generation."""
     evaluations = [] if loop is None else loop.evaluations
     called = {one.denoiser for one in evaluations}
@@ -112,6 +117,8 @@ def summarise(pipeline: str, denoisers: Sequence["Denoiser"], loop: "Loop | None
         here = [(one, marks) for one, marks in zip(evaluations, done, strict=True) if one.step == step]
         share = float(np.concatenate([marks for _, marks in here]).mean()) if here else 0.0
         per_step.append(StepSummary(share, sum(one.seconds for one, _ in here)))
+    full = [step.seconds for step in per_step if step.work == 1]
+    typical = float(np.median(full)) if full else 0.0  # of a step that computes everything; the first one is slower
     flops = sum(float(costs[one.denoiser] @ marks) for one, marks in zip(evaluations, done, strict=True))
     all_flops = sum(float(costs[one.denoiser].sum()) for one in evaluations)
     asked = Counter(one.denoiser for one in evaluations)
@@ -119,7 +126,9 @@ def summarise(pipeline: str, denoisers: Sequence["Denoiser"], loop: "Loop | None
         pipeline=pipeline,
         denoisers={name: one.kind for name, one in named.items()},
         scheduler="" if loop is None else type(loop.scheduler).__name__,
+        asked=asked_for,
         steps=0 if loop is None else loop.steps,
+        computed_steps=sum(step.work > 0 for step in per_step),
         evaluations=len(evaluations),
         computed=sum(bool(marks.any()) for marks in done),
         work=sum(int(marks.sum()) for marks in done) / max(1, sum(map(len, done))),
@@ -130,6 +139,7 @@ def summarise(pipeline: str, denoisers: Sequence["Denoiser"], loop: "Loop | None
         uncorrected_because=next((one.uncorrected_because for one in streams if one.uncorrected_because), ""),
         in_full_because="" if loop is None else loop.in_full,
         seconds=sum(step.seconds for step in per_step),
+        seconds_saved=sum(max(0.0, typical - step.seconds) for step in per_step if step.work < 1),
         graphs=sum(report.graphs for report in recorded),
         graph_bytes=sum(report.graph_bytes for report in recorded),
         capture_seconds=sum(report.capture_seconds for report in recorded),

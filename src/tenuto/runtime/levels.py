@@ -156,12 +156,9 @@ def _probe(scheduler: Any, first: int, steps: int) -> tuple[Any, Tensor]:
     if hasattr(probe, "set_begin_index"):
         probe.set_begin_index(first)
     # What a running scheduler remembers of its last steps belongs to another sample.
-    fresh = {"_step_index": None, "lower_order_nums": 0, "ets": [], "counter": 0, "cur_model_output": 0}
-    fresh |= {
-        "cur_sample": None,
-        "last_sample": None,
-        "model_outputs": [None] * len(getattr(probe, "model_outputs", ())),
-    }
+    fresh: dict[str, Any] = {"_step_index": None, "lower_order_nums": 0, "last_sample": None}
+    fresh |= {"ets": [], "counter": 0, "cur_model_output": 0, "cur_sample": None}  # of PNDM
+    fresh["model_outputs"] = [None] * len(getattr(probe, "model_outputs", ()))
     for name, value in fresh.items():
         if hasattr(probe, name):
             setattr(probe, name, value)

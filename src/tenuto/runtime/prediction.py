@@ -15,15 +15,17 @@ STEADY = 4.0  # the largest Σ|w|
 
 
 def polynomial_weights(nodes: Sequence[float], at: float) -> list[float]:
-    """The weights of the values at `nodes` (oldest first) in the sum that predicts the value at `at`.
+    """The weights of the values at `nodes` in the sum that predicts the value at `at`.
 
     The polynomial goes through all nodes. If this would magnify errors too much, it goes through the latest nodes only.
     """
-    for first in range(len(nodes)):
-        weights = lagrange(nodes[first:], at)
-        if sum(map(abs, weights)) <= STEADY:
-            return [0.0] * first + weights
-    return [0.0] * (len(nodes) - 1) + [1.0]
+    latest = sorted(nodes)
+    weights = lagrange(latest, at)
+    while sum(map(abs, weights)) > STEADY and len(latest) > 1:
+        latest = latest[1:]
+        weights = lagrange(latest, at)
+    known = dict(zip(latest, weights, strict=True))
+    return [known.get(node, 0.0) for node in nodes]
 
 
 def lagrange(nodes: Sequence[float], at: float) -> list[float]:

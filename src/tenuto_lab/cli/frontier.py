@@ -24,6 +24,10 @@ def frontier(
         list[float] | None, typer.Option("--budget", help="A share of the work to try; repeat. Default: five of them.")
     ] = None,
     rivals: Annotated[bool, typer.Option(help="Also measure fewer steps and other caches.")] = True,
+    named: Annotated[
+        list[str] | None,
+        typer.Option("--rival", help="Also a solver or cache by name, at its best setting; repeat, or: all."),
+    ] = None,
     converged: Annotated[
         int, typer.Option(min=0, max=100_000, help="Samples for each seed in 250, 500 and 1,000 steps as well.")
     ] = 0,
@@ -45,6 +49,7 @@ def frontier(
     from tenuto.scheduling.making import check_budget
     from tenuto_lab.frontier import case_of, measure
     from tenuto_lab.frontier.frontier_report import frontier_picture, frontier_tables
+    from tenuto_lab.rivals import NAMES
 
     if png is not None:
         needs("--png", "lab", "matplotlib")
@@ -67,13 +72,14 @@ def frontier(
             converged=converged,
             rivals=rivals,
             block_length=block_length,
+            named=NAMES if named == ["all"] else named or (),
         )
         with telling(f"Measuring {model} at {count} steps") as tell:
             measured = measure(case, tell)
         key = f"{model}:{count}"
         record["rows"] += [{"case": key, **row.to_json()} for row in measured.rows]
         record["comparisons"] += [{"case": key, **one.to_json()} for one in measured.comparisons]
-        record["cases"][key] = provenance(device, seed=0, converged=measured.converged)
+        record["cases"][key] = provenance(device, seed=0, converged=measured.converged, unable=measured.unable)
         if output is not None:
             write_json(output, record)  # after each number of steps, so that Ctrl-C keeps what is finished
     if png is not None:

@@ -12,6 +12,7 @@ from tenuto_lab.frontier.points import BUDGETS
 from tenuto_lab.frontier.writing import BUDGETS as TEXT_BUDGETS
 from tenuto_lab.frontier.writing import WritingCase, measure_texts
 from tenuto_lab.judging.judges import picture_judge, problems, text_judge
+from tenuto_lab.rivals import NAMES
 
 CAPTIONS = ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")  # as the judge's classes
 LENGTH = 128  # tokens of a continuation; by default, two tokens are written at a step
@@ -31,15 +32,21 @@ def case_of(
     rankings: bool = True,
     ours_only: bool = False,
     block_length: int = 32,
+    named: Sequence[str] = (),
 ) -> Case:
     """The case of a model at one number of steps.
 
     samples    number of pictures, or of problems of each kind, for each seed
     converged  how many pictures of each seed are also drawn in 250, 500 and 1,000 steps
+    named      rivals that draw pictures, by name (tenuto_lab.rivals.NAMES), each at its best setting with hindsight
     """
     if samples < 1 or seeds < 1:
         raise UsageError("At least one sample of one seed must be made.")
+    if unknown := [name for name in named if name not in NAMES]:
+        raise UsageError(f"There is no rival {unknown[0]!r}; there are {', '.join(NAMES)}.")
     if model.architecture.asks_for == "prompt":
+        if named:
+            raise UsageError(f"{model.name} writes text, and {named[0]} draws pictures.")
         if converged:
             raise UsageError("A text has no converged output: with more steps than tokens there is nothing to write.")
         return WritingCase(
@@ -70,6 +77,7 @@ def case_of(
         rivals,
         rankings,
         ours_only,
+        named,
     )
 
 

@@ -28,10 +28,12 @@ from tenuto_lab.frontier.measurements import (
     times_as_fast,
     work_of,
 )
+from tenuto_lab.frontier.named_rivals import best_drawing, noise_of
 from tenuto_lab.frontier.points import BUDGETS, DrawingPoint, Points, everything
 from tenuto_lab.judging.judges import PictureJudge
 from tenuto_lab.judging.statistics import Distance, mean_interval
 from tenuto_lab.rivals import Drifts, Rival, drifts
+from tenuto_lab.rivals.by_name import SOLVERS
 
 CONVERGED = (250, 500, 1000)  # numbers of steps; if the last two outputs agree, the last is the converged output
 AGREE = 35.0  # dB from which on the last two outputs agree
@@ -72,6 +74,7 @@ class DrawingCase:
     rivals: bool = True
     rankings: bool = True
     ours_only: bool = False  # measure only the full run and the default
+    named: Sequence[str] = ()  # rivals by name (tenuto_lab.rivals.NAMES), each at its best setting with hindsight
 
     def draw(self, executor: Executor, steps: int, solver: Solver, seed: int, count: int | None = None) -> Tensor:
         wanted = list(self.wanted)[:count]
@@ -107,8 +110,14 @@ def measure_pictures(
             executor.forget()
         rows = [measured.row(point, executor, seed) for seed in case.seeds]
         executor.release()
-        say(_told(case, point, rows))
+        say(_told(case, point.policy, rows))
         save(measured.frontier)
+    for name, budget in product(case.named, case.budgets):
+        if rows := measured.named_rows(name, budget):
+            say(_told(case, name, rows))
+            save(measured.frontier)
+    for name, reason in measured.frontier.unable.items():
+        say(f"{case.model.name} T={case.steps}  {name:28} cannot run: {reason}")
     return measured.finished()
 
 
@@ -161,8 +170,53 @@ class _DrawingRun:
             self.seconds[seed],
             cache_bytes=cache_bytes(executor, min(case.batch, len(images))),
         )
+        return self._measured(row, images)
+
+    def named_rows(self, name: str, budget: float) -> list[Measurement]:
+        """A rival by name, with as many evaluations as the budget allows; no rows if the rival cannot run."""
+        case, drawings = self.case, []
+        evaluations = max(2, round(budget * case.steps))
+        for seed in case.seeds:
+            noise = noise_of(case.model, seed * APART, len(case.wanted))
+            nearness = self._nearness(name, seed)
+            found = best_drawing(case.model, case.wanted, noise, case.steps, evaluations, name, nearness, case.batch)
+            if isinstance(found, str):
+                said = self.frontier.unable.get(name)
+                self.frontier.unable[name] = found if said in (None, found) else f"{said}; {found}"
+                return []
+            drawings.append(found)
+        return [
+            self._measured(
+                Measurement(
+                    case.model.name,
+                    name,
+                    "rival",
+                    case.steps,
+                    evaluations if name in SOLVERS else case.steps,
+                    drawn.setting,
+                    budget,
+                    drawn.evaluations / case.steps,
+                    drawn.evaluations / case.steps,
+                    seed,
+                    len(case.wanted),
+                    drawn.seconds,
+                    self.seconds[seed],
+                ),
+                drawn.all_images,
+            )
+            for seed, drawn in zip(case.seeds, drawings, strict=True)
+        ]
+
+    def _nearness(self, name: str, seed: int) -> Callable[[Tensor], float]:
+        """What the best setting is chosen by: solvers approach the converged pictures, caches the full run."""
+        goal = self.truth[seed] if name in SOLVERS and seed in self.truth else self.full[seed]
+        return lambda images: float(psnr(images[: len(goal)], goal).clamp(max=HIGHEST).mean())
+
+    def _measured(self, row: Measurement, images: Tensor) -> Measurement:
+        """Compare the images with the full run, the converged pictures and the judge's, and keep the row."""
+        case, seed = self.case, row.seed
         alike = psnr(images, self.full[seed]).clamp(max=HIGHEST)
-        self.likeness.setdefault((point.policy, point.budget), []).extend(alike.tolist())
+        self.likeness.setdefault((row.policy, row.budget), []).extend(alike.tolist())
         row.psnr, row.psnr_low, row.psnr_high = mean_interval(alike, 500)
         if seed in self.truth:
             truth = self.truth[seed]
@@ -197,11 +251,11 @@ def _calibration(case: DrawingCase) -> Drifts:
     return drifts(case.model, case.steps, lambda executor: few.draw(executor, case.steps, "ddim", seed=99))
 
 
-def _told(case: DrawingCase, point: DrawingPoint, rows: Sequence[Measurement]) -> str:
+def _told(case: DrawingCase, policy: str, rows: Sequence[Measurement]) -> str:
     mean = partial(mean_of, rows)
     fid = f"  ΔFID {mean('fid_delta'):+.2f}" if rows[0].fid_delta is not None else ""
     faster = times_as_fast((row.full_seconds for row in rows), (row.seconds for row in rows))
     return (
-        f"{case.model.name} T={case.steps}  {point.policy:28} work {mean('flop_work'):.3f}  {faster:5.2f}x"
+        f"{case.model.name} T={case.steps}  {policy:28} work {mean('flop_work'):.3f}  {faster:5.2f}x"
         f"  {mean('psnr'):6.2f} dB{fid}"
     )

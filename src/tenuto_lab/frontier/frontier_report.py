@@ -114,12 +114,17 @@ def _origin(record: Record, case: str) -> str:
 
 
 def _agreement(made: Mapping[str, Any], points: Sequence[MeanPoint]) -> list[str]:
-    """A sentence on how far pictures of very many steps agree, if they were drawn."""
+    """A sentence on how far pictures of very many steps agree, if they were drawn; one on rivals that cannot run."""
+    unable = [f"{name}: {reason}" for name, reason in made.get("unable", {}).items()]
+    silent = [f"Rivals without a row: {'; '.join(unable)}.\n"] if unable else []
     if not (apart := made.get("converged")):
-        return []
+        return silent
     agree = ", ".join(f"of {pair} to {value:.1f} dB" for pair, value in apart.items())
     known = any("converged_psnr" in point for point in points)
-    return [f"How far outputs agree: {agree}{'' if known else '; too little to call any of them converged'}.\n"]
+    return [
+        f"How far outputs agree: {agree}{'' if known else '; too little to call any of them converged'}.\n",
+        *silent,
+    ]
 
 
 def _ways(points: Sequence[MeanPoint]) -> list[str]:

@@ -97,6 +97,7 @@ CASE = fields(
     {
         "date": text,
         "converged": optional(by_name(number())),
+        "unable": optional(by_name(text)),
         "ours": optional(fields({"command": text, "commit": text}, others=True)),
     },
     others=True,

@@ -91,6 +91,7 @@ class Frontier:
     rows: list[Measurement] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     converged: dict[str, float] = field(default_factory=dict)  # PSNR in dB between the outputs of two numbers of steps
+    unable: dict[str, str] = field(default_factory=dict)  # rivals that cannot run on this model, and why
 
 
 Save = Callable[[Frontier], object]  # called after each point with the frontier so far

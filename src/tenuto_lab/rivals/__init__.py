@@ -1,4 +1,13 @@
-"""The rivals of our schedules, as they were published. They use the same seam, so one frontier measures them all.
+"""The rivals of our schedules, as they were published.
+
+For pictures, `rival_points` draws with any of them by name, from the same noise, with N evaluations:
+
+solvers        UniPC, DEIS, DPM-Solver++, DDIM and Euler with every choice of noise levels
+whole_output   predict the network's output: ZEUS, FSampler, AB-Cache, Spectrum, HiCache, FoCa, DMD, TaylorSeer
+               (formulas in `predictors` and `dmd`, evaluated steps in `placement`)
+dynamic        decide while they run: TeaCache, SeaCache, MagCache (`token_caches`), EasyCache, FirstBlockCache, DBCache
+
+The following use the seam for single units, so a frontier measures them like our schedules:
 
 skipped        evaluates the network at every R-th step only and extrapolates its output in between
 first_block    holds all blocks but the first while the first block's update hardly changes (ParaAttention)
@@ -14,6 +23,7 @@ Python, and count the units they compute. Layers that belong to no unit run at e
 """
 
 from tenuto_lab.rivals.block_caching import block_cache, block_cache_at, block_cache_row, changes
+from tenuto_lab.rivals.by_name import NAMES, RivalPoint, best_points, rival_points
 from tenuto_lab.rivals.common import Rival, schedule_for
 from tenuto_lab.rivals.deep_cache import DeepCache, deep_cache, deep_cache_schedule, shallow_units
 from tenuto_lab.rivals.delta_dit import blocks_of, delta_dit
@@ -24,14 +34,17 @@ from tenuto_lab.rivals.smooth_cache import Drifts, drifts, smooth_cache, smooth_
 from tenuto_lab.rivals.taylor_seer import TaylorSeer
 
 __all__ = [
+    "NAMES",
     "TOLERANCE",
     "ActivationDrift",
     "DeepCache",
     "Drifts",
     "FirstBlock",
     "Rival",
+    "RivalPoint",
     "SkippedEvaluations",
     "TaylorSeer",
+    "best_points",
     "block_cache",
     "block_cache_at",
     "block_cache_row",
@@ -44,6 +57,7 @@ __all__ = [
     "first_block",
     "most_drifted",
     "oracle_replay",
+    "rival_points",
     "schedule_for",
     "shallow_units",
     "smooth_cache",

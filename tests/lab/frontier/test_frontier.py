@@ -1,6 +1,7 @@
 """The frontier measures every point once a seed, against the full run, and counts work as it is spent."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import tenuto
 from tenuto.errors import UsageError
 from tenuto.models import shipped
 from tenuto.scheduling.rewrite import rewrite
-from tenuto_lab.frontier import WritingCase, case_of, measure
+from tenuto_lab.frontier import DrawingCase, WritingCase, case_of, drawing, measure
+from tenuto_lab.frontier.frontier_report import frontier_tables
 from tenuto_lab.frontier.measurements import HIGHEST, compared
 from tenuto_lab.frontier.points import Points, everything, plain_refresh
 from tenuto_lab.frontier.writing import flop_share
@@ -74,6 +76,40 @@ def test_pairs_at_equal_budget_are_compared(drawn: Any) -> None:
 def test_a_comparison_by_hand() -> None:
     one = compared("toy", 10, "psnr", ("a", [3.0, 4.0, 5.0]), ("b", [1.0, 2.0, 3.0]))
     assert (one.difference, one.low, one.high) == (2.0, 2.0, 2.0)
+
+
+def named_case(checkpoint: Path, budget: float, *named: str) -> DrawingCase:
+    model = tenuto.load(str(checkpoint))
+    return DrawingCase(model, 6, [0, 2], (0, 1), 1, budgets=(budget,), rivals=False, rankings=False, named=named)
+
+
+def test_rivals_by_name_draw_the_same_pictures_at_their_best_setting(checkpoint: Path) -> None:
+    told: list[str] = []
+    found = measure(named_case(checkpoint, 0.5, "UniPC 2", "ZEUS", "EasyCache"), told.append)
+    rows = [row for row in found.rows if row.policy in ("UniPC 2", "ZEUS", "EasyCache")]
+    assert [(row.policy, row.seed) for row in rows[:4]] == [("UniPC 2", 0), ("UniPC 2", 1), ("ZEUS", 0), ("ZEUS", 1)]
+    for row in rows:
+        assert row.kind == "rival" and row.setting and row.psnr is not None and row.samples == 2 and row.seconds > 0
+        assert row.work == pytest.approx(0.5, abs=0.35 if row.policy == "EasyCache" else 1e-9)
+    assert rows[0].steps == 3 and rows[2].steps == 6 and sum("UniPC 2" in line for line in told) == 1
+
+
+def test_a_rival_that_evaluates_every_step_draws_the_full_run(checkpoint: Path) -> None:
+    found = measure(named_case(checkpoint, 1.0, "TaylorSeer (output)"))
+    same = [row.psnr for row in found.rows if row.policy == "TaylorSeer (output)"]
+    assert len(same) == 2 and all(value is not None and value > 80 for value in same)
+
+
+def test_a_rival_that_cannot_run_says_so_in_the_table(checkpoint: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(drawing, "best_drawing", lambda *arguments: "it has no blocks")
+    told: list[str] = []
+    found = measure(named_case(checkpoint, 0.5, "DBCache"), told.append)
+    assert found.unable == {"DBCache": "it has no blocks"} and "cannot run: it has no blocks" in told[-1]
+    made = {"command": "x", "commit": "y", "torch": "2", "hardware": "a CPU", "unable": found.unable}
+    record = {"cases": {"c": made}, "rows": [{"case": "c", **row.to_json()} for row in found.rows]}
+    assert "Rivals without a row: DBCache: it has no blocks." in frontier_tables(record)
+    with pytest.raises(UsageError, match="no rival 'Zeus'"):
+        case_of(tenuto.load(str(checkpoint)), 6, samples=1, named=["Zeus"])
 
 
 def test_points_without_rivals_or_rankings_are_few(dit: Any) -> None:

@@ -78,7 +78,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A model, a schedule for it, and the set as one process makes it."""
     folder = tmp_path_factory.mktemp("jobs")
     write_checkpoint(folder / "model", random_dit())
-    schedule = tenuto.schedule(folder / "model", steps=8, budget=0.5)
+    schedule = tenuto.schedule(folder / "model", steps=8, evaluations=4)
     schedule.save(folder / "schedule.json")
     order = Order(str(folder / "model"), SAMPLES, schedule=schedule, batch=BATCH, seed=5)
     assert make_samples(order, folder / "alone", Worker()) is not None

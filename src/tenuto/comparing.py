@@ -1,0 +1,160 @@
+"""Draws the same request in full, held, and with as many plain steps, and says which is worth having.
+
+    result = tenuto.compare(pipe, prompt="a red car", seeds=4, budget=0.25)
+    print(result)
+    result.save("compared.png")
+
+The full run is the pipeline as it is. The held run is the pipeline under `tenuto.enable`. The plain run takes as many
+steps of the same scheduler as the held run evaluated. All begin from the same noise.
+"""
+
+import inspect
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from tenuto.checking import of_pictures
+from tenuto.errors import UsageError
+from tenuto.pipelines.enable import accelerated, disable, enable, state_of, summary
+from tenuto.pipelines.summary import Summary
+from tenuto.quality import psnr
+from tenuto.showing.images import labelled_grid, save_image
+
+NEARER = 1.0  # dB; by less, fewer plain steps are about as good
+MOST_SEEDS = 64
+WIDEST = 256  # pixels of a picture on the sheet
+
+
+@dataclass(frozen=True)
+class Comparison:
+    full: Tensor  # [seed, …] in [-1, 1]
+    held: Tensor
+    plain: Tensor | None  # None: the pipeline cannot take so few steps
+    seconds: dict[str, float]  # of one seed: full, held, plain
+    summary: Summary
+
+    @property
+    def decibels(self) -> dict[str, list[float]]:
+        """To the full run, for each seed."""
+        runs = {"held": self.held, **({} if self.plain is None else {"plain": self.plain})}
+        return {name: psnr(run, self.full).tolist() for name, run in runs.items()}
+
+    @property
+    def speedup(self) -> float:
+        return self.seconds["full"] / self.seconds["held"]
+
+    @property
+    def verdict(self) -> str:
+        found = self.decibels
+        said = (
+            f"With {self.summary.computed_steps} of {self.summary.steps} steps computed, {of_pictures(found['held'])}."
+        )
+        if self.plain is None:
+            return said
+        held, plain = np.mean(found["held"]), np.mean(found["plain"])
+        if not np.isfinite(held):
+            return said
+        if held - plain < NEARER:
+            return f"{said} As many plain steps are about as good ({plain:.1f} dB): take those."
+        return f"{said} As many plain steps reach {plain:.1f} dB, {held - plain:.1f} dB less."
+
+    def __str__(self) -> str:
+        found = self.decibels
+        lines = [self.verdict, f"{'':8}{'seconds':>9}{'dB to full':>12}"]
+        for name, seconds in self.seconds.items():
+            near = f"{np.mean(found[name]):12.1f}" if name in found else f"{'':12}"
+            lines.append(f"{name:8}{seconds:9.2f}{near}")
+        return "\n".join([*lines, f"{self.speedup:.2f} times as fast, the whole pipeline."])
+
+    def save(self, path: str | Path) -> None:
+        """A sheet of pictures, a row for each run."""
+        runs = {"full": self.full, "held": self.held, **({} if self.plain is None else {"plain": self.plain})}
+        pictures = torch.stack([_shown(run) for run in runs.values()])
+        save_image(labelled_grid(pictures, list(runs), scale=1), Path(path))
+
+
+def compare(
+    pipe: Any, *, seeds: int | Sequence[int] = 4, budget: float | None = None, options: Any = None, **call: Any
+) -> Comparison:
+    """Draw a request in full, held and with fewer plain steps, from the same noise.
+
+    seeds    how many, or which
+    budget   and `options` (a dictionary): the settings of `tenuto.enable`; by default those the pipeline has
+    call     what the pipeline is called with: prompt, num_inference_steps, …
+    """
+    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not 1 <= len(numbers) <= MOST_SEEDS:
+        raise UsageError(f"Between 1 and {MOST_SEEDS} seeds can be compared, not {len(numbers)}.")
+    if "generator" in call:
+        raise UsageError("Give seeds instead of a generator: every run begins from the same noise.")
+    before = state_of(pipe)
+    settings = {"budget": budget, **(options or {})}
+    if before is not None and budget is None and not options:
+        settings = before.request.settings()
+    disable(pipe)
+    try:
+        full, full_seconds = _drawn(pipe, numbers, call)
+        with accelerated(pipe, **settings):
+            held, held_seconds = _drawn(pipe, numbers, call)
+            told = summary(pipe)
+        plain, plain_seconds = None, {}
+        if told.computed_steps < told.steps:
+            try:
+                fewer, seconds = _drawn(pipe, numbers, {**call, **_fewer(pipe, call, told)})
+                plain, plain_seconds = fewer, {"plain": seconds}
+            except (TypeError, ValueError, UsageError):  # sigmas or timesteps given by hand, or a least number of steps
+                pass
+    finally:
+        if before is not None:
+            enable(pipe, **before.request.settings())
+    return Comparison(full, held, plain, {"full": full_seconds, "held": held_seconds, **plain_seconds}, told)
+
+
+def _fewer(pipe: Any, call: dict[str, Any], told: Summary) -> dict[str, int]:
+    """The argument that makes a pipeline take as many steps as were computed."""
+    name = "num_inference_steps"
+    if name not in inspect.signature(type(pipe).__call__).parameters:
+        raise UsageError(f"A {type(pipe).__name__} does not say how many steps it takes.")
+    asked = call.get(name, told.steps)
+    return {name: max(1, round(asked * told.computed_steps / told.steps))}
+
+
+def _drawn(pipe: Any, seeds: Sequence[int], call: dict[str, Any]) -> tuple[Tensor, float]:
+    """The results of every seed, and the median of the seconds that one took."""
+    results, seconds = [], []
+    for seed in seeds:
+        began = time.perf_counter()
+        results.append(_tensor(pipe(**call, generator=torch.Generator().manual_seed(seed))))
+        seconds.append(time.perf_counter() - began)
+    return torch.stack(results), float(np.median(seconds))
+
+
+def _tensor(result: Any) -> Tensor:
+    """What a pipeline returned, as one tensor in [-1, 1]."""
+    found = result if isinstance(result, tuple | list) else next(iter(vars(result).values()), None)
+    while isinstance(found, tuple | list):
+        found = torch.stack([_tensor([one]) for one in found]) if len(found) > 1 else found[0]
+    if isinstance(found, Image.Image):
+        found = np.asarray(found.convert("RGB"), dtype=np.float32) / 255
+    found = torch.as_tensor(found).float().cpu()
+    inside = found.min() >= 0 and found.max() <= 1
+    return found * 2 - 1 if inside else found
+
+
+def _shown(run: Tensor) -> Tensor:
+    """[seed, C, H, W]: one picture of each result: the picture itself, or the first frame of a video."""
+    first = run
+    while first.dim() > 4:
+        first = first[:, 0]
+    if first.dim() == 4 and first.shape[-1] in (1, 3):
+        first = first.movedim(-1, 1)
+    if first.dim() != 4 or first.shape[1] not in (1, 3):
+        raise UsageError(f"Results of shape {list(run.shape[1:])} are no pictures, so there is nothing to show.")
+    return torch.nn.functional.interpolate(first, scale_factor=min(1.0, WIDEST / first.shape[-1]), mode="area")

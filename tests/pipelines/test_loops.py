@@ -1,0 +1,178 @@
+"""Whatever an enabled pipeline's loop does: other sizes, pictures from pictures, guidance that comes and goes."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from diffusers import (
+    DiffusionPipeline,
+    StableDiffusionImg2ImgPipeline,
+    StableDiffusionInpaintPipeline,
+    StableDiffusionXLImg2ImgPipeline,
+)
+from torch import Tensor
+
+import tenuto
+from tests.helpers.pipelines import (
+    EVERY_FOURTH,
+    QUIET,
+    computed_steps,
+    counted,
+    draw,
+    other,
+    picture,
+    tiny,
+)
+
+pytestmark = QUIET
+
+
+@pytest.fixture
+def pipe() -> DiffusionPipeline:
+    return tiny("sd1")
+
+
+def test_other_steps_batches_sizes_and_guidance_follow_one_another(pipe: DiffusionPipeline) -> None:
+    calls: list[dict[str, Any]] = [{}, {"steps": 20}, {"batch": 2}, {"height": 16, "width": 8}, {"guidance_scale": 0.0}]
+    alone = []
+    for call in calls:
+        with tenuto.accelerated(pipe, 0.3):
+            alone.append(draw(pipe, "sd1", **call))
+    with tenuto.accelerated(pipe, 0.3):
+        for call, expected in zip(calls + calls, alone + alone, strict=True):
+            assert torch.equal(draw(pipe, "sd1", **call), expected), call
+        assert {steps for steps, _ in pipe._tenuto.denoisers[0]._schedules} == {12, 20}
+
+
+def test_a_budget_leaves_at_least_six_evaluations(pipe: DiffusionPipeline) -> None:
+    """With fewer, pictures fall apart. Whoever wants fewer asks for a number."""
+    for steps, budget, count in ((4, 0.25, 4), (6, 0.1, 6), (12, 0.25, 6), (20, 0.25, 6), (32, 0.25, 8), (40, 0.5, 20)):
+        with tenuto.accelerated(pipe, budget), counted(pipe) as counts:
+            draw(pipe, "sd1", steps=steps)
+        assert set(counts.values()) == {count}, (steps, budget)
+    for count in (1, 2, 3, 5, 12, 20):
+        with tenuto.accelerated(pipe, evaluations=count), counted(pipe) as counts:
+            draw(pipe, "sd1", steps=12)
+            assert computed_steps(pipe)[0] == 0 and (count == 1 or computed_steps(pipe)[-1] == 11)
+        assert set(counts.values()) == {min(12, count)}
+
+
+def test_few_steps_are_computed_in_full(pipe: DiffusionPipeline) -> None:
+    full = draw(pipe, "sd1", steps=4)
+    with tenuto.accelerated(pipe):
+        assert torch.equal(draw(pipe, "sd1", steps=4), full)
+        assert tenuto.summary(pipe).work == 1
+
+
+IMAGES: list[tuple[Any, str]] = [
+    (StableDiffusionImg2ImgPipeline, "sd1"),
+    (StableDiffusionInpaintPipeline, "sd1"),
+    (StableDiffusionXLImg2ImgPipeline, "sdxl"),
+]
+LEFT_HALF = torch.zeros(1, 1, 8, 8).index_fill(3, torch.arange(4), 1.0)  # which an inpainting pipeline paints
+
+
+def from_picture(kind: Any, steps: int = 24) -> dict[str, Any]:
+    call: dict[str, Any] = {"image": picture(), "strength": 0.5, "steps": steps}
+    if kind is StableDiffusionInpaintPipeline:
+        call |= {"mask_image": LEFT_HALF, "height": 8, "width": 8}
+    return call
+
+
+@pytest.mark.parametrize(("kind", "family"), IMAGES)
+def test_pictures_made_from_pictures_take_fewer_steps(kind: Any, family: str) -> None:
+    pipe, call = other(kind, family), from_picture(kind)
+    full = draw(pipe, family, **call)
+    with tenuto.accelerated(pipe, 1.0):
+        assert torch.equal(draw(pipe, family, **call), full)
+    with tenuto.accelerated(pipe, every=4):
+        draw(pipe, family, **call)
+        assert [step.work == 1 for step in tenuto.summary(pipe).per_step] == EVERY_FOURTH
+    with tenuto.accelerated(pipe, evaluations=5), counted(pipe) as counts:
+        draw(pipe, family, **call)
+        assert set(counts.values()) == {5} and {0, 11} <= set(computed_steps(pipe))
+    assert torch.equal(draw(pipe, family, **call), full)
+
+
+@pytest.mark.parametrize(("kind", "family"), IMAGES)
+def test_the_levels_of_a_loop_that_begins_in_the_middle_are_those_of_its_steps(kind: Any, family: str) -> None:
+    """Otherwise what is predicted would be turned back into outputs of other steps."""
+    pipe, call = other(kind, family), from_picture(kind, steps=48)
+    full = draw(pipe, family, **call)
+    with tenuto.accelerated(pipe, evaluations=12):
+        held = draw(pipe, family, **call)
+        summary, levels = tenuto.summary(pipe), pipe._tenuto.last.nature.levels
+    assert (summary.steps, summary.computed) == (24, 12) and summary.corrected
+    assert len(levels) == 24
+    assert float((held - full).abs().max()) < 0.1
+
+
+def test_what_is_not_painted_stays_as_it_is() -> None:
+    """Inpainting overwrites the rest of the sample after every step, and a correction must not undo this."""
+    pipe, call = other(StableDiffusionInpaintPipeline), from_picture(StableDiffusionInpaintPipeline, steps=48)
+    call["output_type"] = "latent"
+    full = draw(pipe, "sd1", **call)
+    with tenuto.accelerated(pipe, evaluations=12):
+        held = draw(pipe, "sd1", **call)
+        assert tenuto.summary(pipe).corrected
+    assert torch.equal(held[..., 4:], full[..., 4:])
+    assert not torch.equal(held[..., :4], full[..., :4])
+    assert float((held - full).abs().max()) < 0.2 * float(full.abs().max())
+
+
+def switched_off(at: int) -> dict[str, Any]:
+    """Guidance that is switched off in a callback, as diffusers' guide does it, halves the batch."""
+
+    def off(pipe: Any, step: int, t: Any, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        if step == at:
+            pipe._guidance_scale = 0.0
+            given["prompt_embeds"] = given["prompt_embeds"].chunk(2)[-1]
+        return given
+
+    return {"callback_on_step_end": off, "callback_on_step_end_tensor_inputs": ["prompt_embeds"]}
+
+
+def test_a_batch_that_changes_on_the_way_begins_anew(pipe: DiffusionPipeline) -> None:
+    for at, expected in ((3, [0, 4, 8]), (5, [0, 4, 6, 10])):  # step 4 is computed anyway, and step 6 is not
+        call = switched_off(at)
+        full = draw(pipe, "sd1", **call)
+        with tenuto.accelerated(pipe, 1.0):
+            assert torch.equal(draw(pipe, "sd1", **call), full)
+        for keep in ("output", "branch"):
+            with tenuto.accelerated(pipe, every=4, keep=keep):
+                assert draw(pipe, "sd1", **call).isfinite().all()
+                assert computed_steps(pipe) == expected, (at, keep)
+
+
+def test_a_schedule_goes_on_with_its_rest_where_the_batch_changes(pipe: DiffusionPipeline) -> None:
+    schedule = tenuto.schedule(pipe, steps=12, every=4)
+    with tenuto.accelerated(pipe, schedule=schedule):
+        draw(pipe, "sd1", **switched_off(3))
+        assert computed_steps(pipe) == [0, 4, 8]
+        draw(pipe, "sd1", **switched_off(5))
+        assert {0, 4, 6, 8} <= set(computed_steps(pipe))
+
+
+def test_guidance_that_skips_layers_for_some_steps_is_held_with_the_rest() -> None:
+    pipe = tiny("sd3")
+    call: dict[str, Any] = {"skip_guidance_layers": [1], "skip_layer_guidance_stop": 0.5, "steps": 16}
+    full = draw(pipe, "sd3", **call)
+    with tenuto.accelerated(pipe, 1.0):
+        assert torch.equal(draw(pipe, "sd3", **call), full)
+        assert tenuto.summary(pipe).evaluations == 16 + 7
+    with tenuto.accelerated(pipe, every=4):
+        assert torch.isfinite(draw(pipe, "sd3", **call)).all()
+        assert tenuto.summary(pipe).computed == 4 + 1  # of the second calls, which end at step 7, that of step 4
+        assert not tenuto.summary(pipe).in_full_because
+
+
+def test_between_generations_the_denoiser_is_as_ever(pipe: DiffusionPipeline) -> None:
+    x, words = torch.randn(1, 4, 8, 8), torch.randn(1, 5, 16)
+    with torch.no_grad():
+        plain = pipe.unet(x, 7, encoder_hidden_states=words).sample
+        with tenuto.accelerated(pipe), counted(pipe) as counts:
+            draw(pipe, "sd1")
+            before = Counter(counts)
+            assert all(torch.equal(pipe.unet(x, 7, encoder_hidden_states=words).sample, plain) for _ in range(3))
+            assert set((counts - before).values()) == {3}

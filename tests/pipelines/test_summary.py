@@ -1,0 +1,83 @@
+"""The summary of a generation: for reading and for programs."""
+
+from typing import Any
+
+import pytest
+from diffusers import DiffusionPipeline
+
+import tenuto
+from tests.helpers.pipelines import QUIET, draw, tiny
+
+pytestmark = QUIET
+
+
+@pytest.fixture
+def pipe() -> DiffusionPipeline:
+    return tiny("sd1")
+
+
+def test_a_summary_is_for_reading_and_for_programs(pipe: DiffusionPipeline) -> None:
+    tenuto.enable(pipe, every=4)
+    assert "nothing was generated yet" in str(tenuto.summary(pipe))
+    draw(pipe, "sd1")
+    summary = tenuto.summary(pipe)
+    assert (summary.steps, summary.evaluations, summary.computed) == (12, 12, 3)
+    assert summary.work == summary.flop_work == 0.25
+    sample = 4 * 8 * 8 * 4  # bytes
+    assert sample <= summary.cache_bytes <= 5 * sample  # once a step, after guidance: not of two samples
+    assert summary.seconds == sum(step.seconds for step in summary.per_step) > 0
+    assert summary.computed_steps == 3 and summary.seconds_saved > 0
+    held = [step.seconds for step in summary.per_step if step.work == 0]
+    assert max(held) < min(step.seconds for step in summary.per_step if step.work == 1)
+    assert "#...#...#..." in str(summary) and "3 of 12 evaluations" in str(summary)
+    record = summary.to_dict()
+    assert record["per_denoiser"]["unet"] == {"computed": 3, "asked": 12} and len(record["per_step"]) == 12
+    assert (summary.keep, summary.scheduler) == ("output", "DDIMScheduler")
+    assert f"the output, predicted as {summary.predict}" in str(summary)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "a budget of 0.25"),
+        ({"budget": 0.5}, "a budget of 0.5"),
+        ({"evaluations": 7}, "7 evaluations"),
+        ({"speedup": 2}, "2 times as fast"),
+        ({"every": 4}, "4"),
+        ({"policy": "lifetimes"}, "lifetimes"),
+    ],
+)
+def test_a_summary_says_what_was_asked(pipe: DiffusionPipeline, options: dict[str, Any], words: str) -> None:
+    with tenuto.accelerated(pipe, **options):
+        draw(pipe, "sd1")
+        summary = tenuto.summary(pipe)
+    assert words in summary.asked and f"asked     {summary.asked}" in str(summary)
+    assert options == {} or options.keys() == {"budget"} or "budget" not in summary.asked
+
+
+def test_a_summary_says_whether_outputs_were_corrected_and_why_not(pipe: DiffusionPipeline) -> None:
+    with tenuto.accelerated(pipe, evaluations=16):
+        draw(pipe, "sd1", steps=32)
+        summary = tenuto.summary(pipe)
+    assert summary.corrected and not summary.uncorrected_because and ", corrected;" in str(summary)
+    with tenuto.accelerated(pipe, evaluations=16, correction=False):
+        draw(pipe, "sd1", steps=32)
+        summary = tenuto.summary(pipe)
+    assert not summary.corrected and not summary.uncorrected_because and ", not corrected;" in str(summary)
+
+
+def test_nothing_held_is_said(pipe: DiffusionPipeline) -> None:
+    with tenuto.accelerated(pipe, 1.0):
+        draw(pipe, "sd1")
+        summary = tenuto.summary(pipe)
+    assert summary.keep == summary.predict == "" and summary.work == 1 and not summary.corrected
+    assert "held      nothing;" in str(summary) and "############" in str(summary)
+
+
+def test_units_are_counted_where_units_are_held(pipe: DiffusionPipeline) -> None:
+    with tenuto.accelerated(pipe, policy="lifetimes", budget=0.5):
+        draw(pipe, "sd1")
+        summary = tenuto.summary(pipe)
+    assert set(summary.per_unit) == {unit.name for unit in tenuto.score(pipe).units}
+    assert all(0 < unit.computed <= unit.asked == 12 for unit in summary.per_unit.values())
+    assert "of the unit-steps" in str(summary) and "some units" in str(summary)

@@ -1,0 +1,89 @@
+"""Where to evaluate: as often as was asked, at the beginning and at the end, evenly over the noise levels in between."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenuto.scheduling.placement import placed
+
+LEVELS = st.lists(st.one_of(st.floats(-20, 20), st.floats(-0.1, 0.1)), min_size=1, max_size=40).flatmap(
+    lambda levels: st.sampled_from([levels, sorted(levels), sorted(levels, reverse=True)])
+)
+
+
+@given(st.data(), LEVELS, st.booleans())
+def test_exactly_as_many_steps_as_asked_are_computed(data, levels, known):
+    """The first and the last among them, whatever the levels are, even if they repeat or fall."""
+    steps = len(levels)
+    evaluations = data.draw(st.integers(1, steps + 3))
+    computed = placed(steps, evaluations, levels if known else None)
+    assert computed.shape == (steps,) and computed.dtype == bool
+    assert computed.sum() == min(steps, evaluations)
+    assert computed[0]
+    assert computed[-1] or evaluations == 1
+
+
+def test_every_number_of_evaluations_can_be_had_of_every_number_of_steps():
+    """Also where levels change fast at the beginning, in the middle or at the end, as with Karras' levels."""
+    for steps in range(2, 26):
+        even = np.linspace(0, 1, steps)
+        for shape in (even, even**4, 1 - (1 - even) ** 4, np.tanh(8 * even - 4)):
+            for evaluations in range(2, steps + 1):
+                computed = placed(steps, evaluations, (10 * shape).tolist())
+                assert computed.sum() == evaluations and computed[0] and computed[-1], (steps, evaluations)
+
+
+@given(st.integers(2, 80), st.data())
+def test_without_levels_evaluations_are_spread_evenly(steps, data):
+    evaluations = data.draw(st.integers(2, steps))
+    gaps = np.diff(np.flatnonzero(placed(steps, evaluations)))
+    assert gaps.max() - gaps.min() <= 2
+    assert gaps.max() <= math.ceil((steps - 1) / (evaluations - 1)) + 1
+
+
+@given(st.integers(8, 60), st.data())
+def test_where_levels_change_faster_there_are_at_least_as_many(steps, data):
+    evaluations = data.draw(st.integers(4, steps - 1))
+    half = steps // 2
+    fast_first = [*np.linspace(0, 10, half), *np.linspace(10.1, 11, steps - half)]
+    fast_last = [-level for level in reversed(fast_first)]
+    one, other = (placed(steps, evaluations, levels) for levels in (fast_first, fast_last))
+    even = placed(steps, evaluations)
+    assert one[:half].sum() >= even[:half].sum() - 1
+    assert other[-half:].sum() >= even[-half:].sum() - 1
+    assert one[:half].sum() >= other[:half].sum()
+
+
+@given(st.integers(2, 60), st.data())
+def test_more_evaluations_leave_no_wider_gap(steps, data):
+    """Over the steps: a larger budget never leaves a longer stretch unseen."""
+    fewer = data.draw(st.integers(2, steps))
+    more = data.draw(st.integers(fewer, steps))
+    widest = [int(np.diff(np.flatnonzero(placed(steps, count))).max(initial=0)) for count in (more, fewer)]
+    assert widest[0] <= widest[1]
+
+
+@given(st.lists(st.floats(-8, 8), min_size=2, max_size=40, unique=True), st.floats(0.1, 5), st.floats(-3, 3), st.data())
+def test_only_the_shape_of_the_levels_matters(levels, scale, shift, data):
+    levels = sorted(round(level, 3) for level in levels)
+    evaluations = data.draw(st.integers(1, len(levels)))
+    if levels[-1] - levels[0] < 0.1:
+        return
+    moved = [scale * level + shift for level in levels]
+    one, other = placed(len(levels), evaluations, levels), placed(len(levels), evaluations, moved)
+    # Two steps may be equally near to where an evaluation should be: then rounding decides, and both serve.
+    assert np.abs(np.flatnonzero(one) - np.flatnonzero(other)).max() <= 1
+
+
+@pytest.mark.parametrize("levels", [[1.0] * 9, list(range(9, 0, -1)), None])
+def test_levels_that_do_not_rise_say_nothing(levels):
+    assert placed(9, 4, levels).tolist() == placed(9, 4).tolist()
+
+
+def test_a_single_evaluation_is_the_first():
+    assert np.flatnonzero(placed(9, 1)).tolist() == [0]
+    assert np.flatnonzero(placed(9, 2)).tolist() == [0, 8]
+    assert placed(1, 1).tolist() == [True]
