@@ -66,7 +66,7 @@ def main(
     comfy = load_comfy(checkout.resolve())
     rows = []
     for kind in ("unet", "flux", "trained"):
-        studio = Studio(comfy, kind, 4 if kind == "trained" else 1)
+        studio = Studio(comfy, kind, 2 if kind == "trained" else 1)
         for sampler in TRAINED if kind == "trained" else comfy.samplers.SAMPLER_NAMES:
             rows.append(tried(studio, sampler, STEPS))
             print(rows[-1], flush=True)

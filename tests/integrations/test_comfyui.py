@@ -62,9 +62,22 @@ def test_a_sampler_that_chooses_its_steps_is_computed_in_full(studios):
     assert "chooses its steps" in str(reports[0])
 
 
+@pytest.mark.parametrize("sampler", ["euler", "dpmpp_2m", "uni_pc", "heun", "euler_cfg_pp"])
+def test_more_evaluations_come_nearer(studio, sampler):
+    full = studio.draw(sampler=sampler, steps=STEPS)
+    errors = []
+    for evaluations in (6, 13):
+        with studio.counting() as some:
+            result = studio.draw(held(studio, evaluations=evaluations), sampler, STEPS)
+        assert some[0] == evaluations
+        errors.append(float((result - full).norm() / full.norm()))
+    assert errors[1] < errors[0]
+
+
+@pytest.mark.parametrize("evaluations", [6, 11])
 @pytest.mark.parametrize("sampler", ["euler", "dpmpp_2m", "uni_pc", "heun"])
-def test_every_sampling_begins_anew(studio, sampler):
-    model = held(studio, budget=0.4)
+def test_every_sampling_begins_anew(studio, sampler, evaluations):
+    model = held(studio, evaluations=evaluations)
     first = studio.draw(model, sampler, STEPS)
     studio.draw(model, sampler, STEPS + 3)  # another number of steps
     wide = torch.cat([studio.noise, studio.noise], 3)
@@ -73,7 +86,7 @@ def test_every_sampling_begins_anew(studio, sampler):
 
 
 def test_an_interrupted_sampling_leaves_nothing_behind(studio):
-    model = held(studio, budget=0.4)
+    model = held(studio, evaluations=10)
     first = studio.draw(model, steps=STEPS)
 
     def interrupt(step: int, *_: Any) -> None:
@@ -87,7 +100,7 @@ def test_an_interrupted_sampling_leaves_nothing_behind(studio):
 
 def test_each_step_is_announced_once_and_in_order(studio):
     told: list[int] = []
-    studio.draw(held(studio, budget=0.4), steps=STEPS, callback=lambda step, *_: told.append(step))
+    studio.draw(held(studio, evaluations=10), steps=STEPS, callback=lambda step, *_: told.append(step))
     assert told == list(range(STEPS))
 
 
