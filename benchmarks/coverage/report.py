@@ -1,0 +1,92 @@
+"""The result as a file and as a table: which pipelines work, which are refused, which could not be tried."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tenuto.files import write_json, write_text
+from tenuto.provenance import origin
+
+ORDER = ("fails", "refused", "in full", "works", "not built")
+MEANING = {
+    "works": "identical to the untouched pipeline at budget 1 and after `disable`; a quarter saves evaluations",
+    "in full": "everything was computed, and the summary says why",
+    "refused": "`tenuto.enable` raised an error that says why",
+    "fails": "enabled, it does something else than the untouched pipeline, or raises an error",
+    "not built": "diffusers' own test could not build or run the untouched pipeline here",
+}
+
+
+def verdict_of(rows: list[dict[str, Any]]) -> str:
+    """The verdict on a class that several tests build: the worst of what was tried."""
+    tried = [row["verdict"] for row in rows if row["verdict"] != "not built"]
+    return min(tried, key=ORDER.index) if tried else "not built"
+
+
+def by_class(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    classes: dict[str, list[dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: row["key"]):
+        classes.setdefault(row["pipeline"], []).append(row)
+    return classes
+
+
+def counts_of(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Classes by verdict: of ordinary and of modular pipelines."""
+    classes = by_class(rows)
+    found: dict[str, dict[str, int]] = {}
+    for kind in ("ordinary", "modular"):
+        told = Counter(
+            verdict_of(tests) for name, tests in classes.items() if ("Modular" in name) == (kind == "modular")
+        )
+        found[kind] = {verdict: told[verdict] for verdict in reversed(ORDER)}
+    return found
+
+
+def written(out: Path, made: dict[str, Any], rows: list[dict[str, Any]], failed: dict[str, str]) -> None:
+    classes, counts = by_class(rows), counts_of(rows)
+    result = {"provenance": made, "counts": counts, "tests_not_imported": failed}
+    write_json(out, {**result, "pipelines": [row for tests in classes.values() for row in tests]})
+    lines = ["# Coverage", "", f"Written by {origin(made)}; diffusers' tests of commit {made['checkout']}.", ""]
+    lines += ["Classes of pipelines, by the worst verdict of the tests that build them:", ""]
+    lines += ["| | " + " | ".join(reversed(ORDER)) + " | work, of those built |", "| --- |" + " --- |" * 6]
+    for kind, told in counts.items():
+        built = sum(count for verdict, count in told.items() if verdict != "not built")
+        share = f"{told['works'] + told['in full']} of {built} ({told['works']} of them with evaluations saved)"
+        lines.append(f"| {kind} | " + " | ".join(str(told[verdict]) for verdict in reversed(ORDER)) + f" | {share} |")
+    lines += ["", *(f"- *{verdict}*: {MEANING[verdict]}" for verdict in reversed(ORDER)), ""]
+    lines += [
+        "Each pipeline takes 16 steps (or as many as its strength leaves). A quarter of 16 is six, the least that a"
+    ]
+    lines += [
+        "budget gives. Distance: ‖held − untouched‖ / ‖untouched‖ of all that the pipeline returns. The networks are"
+    ]
+    lines += ["random, so it says only that the result is near, not that a picture is good.", ""]
+    for verdict in ORDER:
+        chosen = {name: tests for name, tests in classes.items() if verdict_of(tests) == verdict}
+        if chosen:
+            lines += [f"## {verdict[0].upper()}{verdict[1:]}", "", *_table(verdict, chosen), ""]
+    write_text(out.with_suffix(".md"), "\n".join(lines))
+
+
+def _table(verdict: str, classes: dict[str, list[dict[str, Any]]]) -> list[str]:
+    if verdict == "works":
+        lines = ["| pipeline | untouched | a quarter | distance | ten evaluations | distance | scheduler |"]
+        lines.append("| --- | --- | --- | --- | --- | --- | --- |")
+        for name, tests in classes.items():
+            row = next(row for row in tests if row["verdict"] == "works")
+            schedulers = ", ".join(key.removesuffix(".step") for key in row["loop"].get("schedulers", {}))
+            cells = [name, _named(row, row["full"])]
+            for wish in ("a quarter", "ten evaluations"):
+                cells += [_named(row, row[wish]["evaluations"]), str(row[wish]["distance"])]
+            lines.append(f"| {' | '.join([*cells, schedulers])} |")
+        return lines
+    lines = ["| pipeline | why |", "| --- | --- |"]
+    for name, tests in classes.items():
+        row = min(tests, key=lambda row: ORDER.index(row["verdict"]))
+        why = " ".join(row["why"].split()).replace("|", "\\|")
+        lines.append(f"| {name} | {why[:220]} |")
+    return lines
+
+
+def _named(row: dict[str, Any], counts: dict[str, int]) -> str:
+    return ", ".join(f"{counts.get(name, 0)} {name}" for name in row["denoisers"])

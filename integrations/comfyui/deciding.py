@@ -1,0 +1,44 @@
+"""How many evaluations to compute, and which."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .mathematics import evaluations_for, levels_of, places_of, spread
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the node was asked for: a share of the evaluations, or their number."""
+
+    budget: float = 0.25
+    evaluations: int | None = None
+
+    def count(self, evaluations: int) -> int:
+        """How many of so many evaluations to compute."""
+        asked = evaluations_for(evaluations, self.budget) if self.evaluations is None else self.evaluations
+        return min(evaluations, max(1, asked))
+
+
+@dataclass(frozen=True)
+class Plan:
+    computed: frozenset[int]  # the evaluations to compute
+    in_full_because: str = ""  # why all of them, if all of them
+
+
+def plan_for(sigmas: Sequence[float], flow: bool, wish: Wish) -> Plan:
+    """Which evaluations to compute, of those at these noise levels.
+
+    Several evaluations may have one noise level, or go back to an earlier one (Heun's and other two-stage methods).
+    Those that reach a new level are computed first; the others only if more are asked for.
+    """
+    count, every = wish.count(len(sigmas)), frozenset(range(len(sigmas)))
+    if count >= len(sigmas):
+        few = wish.budget < 1 and wish.evaluations is None
+        return Plan(every, "so few steps differ too much from one another" if few else "it was asked for")
+    places = places_of(sigmas)
+    fresh = [place for place in range(len(sigmas)) if place == 0 or places[place] > max(places[:place])]
+    chosen = spread(levels_of(sigmas, flow), fresh, min(count, len(fresh)))
+    rest = sorted(every - set(fresh))
+    more = min(count - len(chosen), len(rest))
+    chosen += [rest[number * len(rest) // more] for number in range(more)]
+    return Plan(frozenset(chosen))

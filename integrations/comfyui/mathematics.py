@@ -1,0 +1,37 @@
+"""Noise levels, placement and prediction: all of it is Tenuto's, brought to what ComfyUI calls sigmas."""
+
+from collections.abc import Sequence
+
+from tenuto.runtime.levels import Levels
+from tenuto.runtime.prediction import polynomial_weights
+from tenuto.scheduling.placement import placed
+from tenuto.scheduling.refresh import evaluations_for
+
+ORDER = 2  # the degree of Tenuto's polynomials: quadratic, through the last three computed values
+
+__all__ = ["ORDER", "evaluations_for", "levels_of", "places_of", "polynomial_weights", "spread"]
+
+
+def levels_of(sigmas: Sequence[float], flow: bool) -> Levels:
+    """The levels of ComfyUI's models, which predict the clean sample. Samples are clean + σ · noise.
+
+    flow  samples are (1 − σ) · clean + σ · noise instead
+    """
+    mixed = tuple((1 - sigma if flow else 1.0, sigma) for sigma in sigmas)
+    return Levels(mixed, tuple((0.0, 1.0) for _ in sigmas))
+
+
+def places_of(sigmas: Sequence[float]) -> list[int]:
+    """The variable of the polynomials: the how-manieth noise level an evaluation has, from the highest on.
+
+    Two-stage samplers evaluate several times at one level, or go back to one.
+    """
+    rank = {sigma: place for place, sigma in enumerate(sorted(set(sigmas), reverse=True))}
+    return [rank[sigma] for sigma in sigmas]
+
+
+def spread(levels: Levels, among: Sequence[int], evaluations: int) -> list[int]:
+    """Which of some evaluations to compute, placed by their noise levels."""
+    log_snr = levels.log_snr
+    chosen = placed(len(among), evaluations, [log_snr[place] for place in among])
+    return [place for place, computed in zip(among, chosen, strict=True) if computed]

@@ -1,0 +1,110 @@
+"""The judge of coverage judges: a pipeline that works, one that is refused, one that is changed behind its back."""
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tenuto
+from benchmarks.coverage import hub
+from benchmarks.coverage.cases import Case, cases_in
+from benchmarks.coverage.report import counts_of, verdict_of, written
+from benchmarks.coverage.trial import arrays, attempt, same
+from tests.helpers.pipelines import QUIET, prompt, tiny
+
+pytestmark = QUIET
+
+
+class Tester:
+    """What a test class of diffusers offers."""
+
+    @staticmethod
+    def pipeline_class(**parts: Any) -> Any:
+        return tiny("flux")
+
+    def get_dummy_components(self) -> dict[str, Any]:
+        return {}
+
+    def get_dummy_inputs(self, device: str, seed: int = 0) -> dict[str, Any]:
+        generator = torch.Generator(device).manual_seed(seed)
+        return {**prompt("flux"), "generator": generator, "num_inference_steps": 2, "output_type": "pt"}
+
+
+@pytest.fixture
+def case(monkeypatch: pytest.MonkeyPatch) -> Case:
+    module = types.ModuleType("tests_of_a_checkout")
+    vars(module)["Tester"] = Tester
+    monkeypatch.setitem(sys.modules, "tests_of_a_checkout", module)
+    return Case("FluxPipeline", "tests_of_a_checkout", "Tester")
+
+
+def test_a_pipeline_that_works_is_judged_so_and_its_evaluations_are_counted(case):
+    told = attempt(case)
+    assert told["verdict"] == "works", told["why"]
+    assert told["full"] == {"transformer": 16} and told["denoisers"] == ["transformer"]
+    assert told["a quarter"]["evaluations"] == {"transformer": told["a quarter"]["summary"]["computed"]}
+    assert told["loop"]["schedulers"] == {"FlowMatchEulerDiscreteScheduler.step": 16}
+    assert told["loop"]["before_first_step"] == {"transformer": 1}
+
+
+def test_a_pipeline_that_stays_enabled_fails(case, monkeypatch):
+    monkeypatch.setattr(tenuto, "disable", lambda pipe: None)
+    told = attempt(case)
+    assert told["verdict"] == "fails" and "after disable" in told["why"]
+
+
+def test_a_refusal_and_a_test_that_cannot_be_built_say_why(case, monkeypatch):
+    def refuse(*given: Any, **named: Any) -> None:
+        raise tenuto.TenutoError("no reason")
+
+    monkeypatch.setattr(tenuto, "enable", refuse)
+    assert attempt(case)["verdict"] == "refused"
+    monkeypatch.setattr(Tester, "get_dummy_components", lambda self: {}["missing"])
+    told = attempt(case)
+    assert told["verdict"] == "not built" and "missing" in told["why"]
+
+
+def test_results_are_compared_whatever_their_structure():
+    result = {"images": [torch.ones(2), np.array([np.nan])], "flag": [False], "name": "a"}
+    assert same(arrays(result), arrays(result)) and not same(arrays(result), arrays({"images": [torch.ones(2)]}))
+    assert not same([], [])
+
+
+def test_the_worst_verdict_on_a_class_counts(tmp_path: Path):
+    row = {"pipeline": "APipeline", "key": "a", "module": "m", "tester": "t", "why": "so"}
+    rows: list[dict[str, Any]] = [{**row, "verdict": "not built"}, {**row, "verdict": "refused"}]
+    assert verdict_of(rows) == "refused" and verdict_of(rows[:1]) == "not built"
+    assert counts_of(rows)["ordinary"]["refused"] == 1
+    made = {"command": "c", "commit": "d", "torch": "t", "hardware": "h", "date": "d", "checkout": "x"}
+    written(tmp_path / "coverage.json", made, rows, {})
+    assert "| APipeline | so |" in (tmp_path / "coverage.md").read_text(encoding="utf-8")
+
+
+def test_a_case_is_found_once_for_each_way_of_building_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / "checkout_of_diffusers" / "tests" / "pipelines"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    (folder / "__init__.py").touch()
+    (folder / "test_flux.py").write_text(
+        "from diffusers import FluxPipeline\n"
+        "class Config:\n    pipeline_class = FluxPipeline\n"
+        "    def get_dummy_components(self): return {}\n    def get_dummy_inputs(self): return {}\n"
+        "class TestMemory(Config): pass\n"
+    )
+    (folder / "test_broken.py").write_text("import no_such_package\n")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    cases, failed = cases_in(tmp_path / "checkout_of_diffusers")
+    assert cases == [Case("FluxPipeline", "tests.pipelines.test_flux", "Config")]
+    assert "no_such_package" in failed["tests.pipelines.test_broken"]
+
+
+def test_the_stand_in_for_a_tokenizer_counts_characters():
+    made = hub.tokenizer()
+    words = made(["ab", "abc"], padding="max_length", max_length=8, truncation=True, return_tensors="pt")
+    assert words["input_ids"].shape == (2, 8) and made.decode(made("a b", add_special_tokens=False).input_ids) == "a b"
