@@ -123,7 +123,6 @@ def rows_of_schedulers() -> list[Any]:
 def test_the_table_of_schedulers_says_which_are_corrected(name: str, cell: str, corrected: str, told: str) -> None:
     import diffusers
 
-
     if "`eta` above 0" in cell and name == "DDIMScheduler":
         return  # which only `step` is told: tests/pipelines
     kind = getattr(diffusers, name)

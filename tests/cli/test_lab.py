@@ -71,7 +71,6 @@ def test_statuses_come_back(tenuto: Run) -> None:
     [
         (("--policy", "anchors", "--share", "0.3", "--ranking", "spectral within type"), "anchors"),
         (("--policy", "allocated", "--ranking", "spectral"), "allocated"),
-        (("--policy", "noise", "--evenness", "0.5"), "noise"),
     ],
 )
 def test_candidates_are_scheduled(tenuto: Run, model: Path, options: tuple[str, ...], name: str) -> None:
@@ -85,7 +84,7 @@ def test_candidates_are_scheduled(tenuto: Run, model: Path, options: tuple[str, 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--policy", "noise", "--share", "0.3"), "--share belongs to the policy anchors"),
+        (("--policy", "allocated", "--share", "0.3"), "--share belongs to the policy anchors"),
         (("--policy", "refresh"), "refresh"),
         (("--policy", "anchors", "--every", "2", "--budget", "0.3"), "not both"),
     ],

@@ -16,7 +16,7 @@ def test_schedule_from_a_score_file_or_a_model(tenuto: Run, model: Path, tmp_pat
     tenuto("score", model, "-o", "scores.json")
     status, out, _ = tenuto("schedule", source, "--steps", 12, "--budget", 0.34, "-o", "schedule.json")
     assert status == 0
-    assert "evaluated at 4 of 12 steps (33.3%)" in out and "█··█··" in out
+    assert "evaluated at 6 of 12 steps (50.0%)" in out and "█·█" in out, "a budget leaves six evaluations"
     assert json.loads((tmp_path / "schedule.json").read_text())["steps"] == 12
 
 
@@ -115,3 +115,12 @@ def test_a_schedule_does_not_overwrite_what_it_is_made_from(tenuto: Run, model: 
     tenuto("score", model, "-o", "scores.json")
     status, _, err = tenuto("schedule", "scores.json", "--steps", 4, "-o", "scores.json")
     assert status == 1 and "belongs to what is read" in err
+
+
+def test_few_evaluations_are_said_not_to_be_corrected(tenuto: Run, model: Path) -> None:
+    for count, words in (
+        (8, "; not corrected, with fewer than 9 evaluations"),
+        (9, ", corrected at the next evaluation"),
+    ):
+        status, out, _ = tenuto("schedule", model, "--steps", 50, "--evaluations", count)
+        assert status == 0 and f"quadratic extrapolation{words}" in out

@@ -46,6 +46,8 @@ def test_every_point_is_measured_once_a_seed_and_saved_as_it_is_finished(drawn: 
     points = {(row.policy, row.budget) for row in frontier.rows}
     assert len(frontier.rows) == 2 * len(points) == 2 * len(told)
     assert saved == list(range(2, len(frontier.rows) + 1, 2))
+    assert "equal" in told[0] and "dB" not in told[0], "the full run equals itself: no number stands for that"
+    assert all(" dB" in line for line in told[1:] if "work 1.0" not in line)
     kinds = {row.kind for row in frontier.rows}
     assert kinds == {"full", "ours", "option", "rival", "paper"}
 
@@ -58,7 +60,7 @@ def test_the_full_run_comes_first_and_equals_itself(drawn: Any) -> None:
 
 def test_work_is_what_was_computed(drawn: Any) -> None:
     rows = {(row.policy, row.budget): row for row in drawn[0].rows}
-    assert rows["tenuto", 0.5].work == pytest.approx(0.5)
+    assert rows["tenuto", 0.5].work == 1, "a budget leaves six evaluations, and there are six steps"
     assert rows["fewer steps, ddim", 0.5].work == pytest.approx(0.5) and rows["fewer steps, ddim", 0.5].steps == 3
     assert rows["skipped evaluations", 0.5].work == pytest.approx(0.5)
     assert rows["TaylorSeer", 0.5].work == pytest.approx(4 / 6)  # its second step warms up
