@@ -60,7 +60,9 @@ def measure(
     steps = {"full": STEPS, "converged": CONVERGED}
     goals = {goal: shown(drawn_in_full(model, wanted, noise, count, guidance)) for goal, count in steps.items()}
     for evaluations in counts:
-        points = rival_points(model, wanted, noise, STEPS, evaluations, names, guidance=guidance)
+        points: Iterable[RivalPoint] = ()
+        if names:
+            points = rival_points(model, wanted, noise, STEPS, evaluations, names, guidance=guidance)
         yield evaluations, best_for(chain(ours(model, wanted, evaluations, guidance, seed), points), goals, shown)
 
 
@@ -111,10 +113,11 @@ def table(record: Mapping[str, Any]) -> str:
         "# How near every rival comes\n",
         f"dB with 95 % intervals, each rival at its best setting with hindsight; {record['samples']} pictures. "
         f"{origin(record['provenance'])}.\n",
+        *([f"Tenuto's rows: {origin(again)}.\n"] if (again := record.get("provenance_of_tenuto")) else []),
     ]
     for case, by_count in record["cases"].items():
         for goal, meaning in GOALS.items():
-            counts = list(by_count)
+            counts = sorted(by_count, key=int)
             lines += [f"## {case}: to {meaning}\n", f"| evaluations | {' | '.join(counts)} |"]
             lines += ["|---|" + "---:|" * len(counts)]
             for name in dict.fromkeys(name for found in by_count.values() for name in found):
@@ -139,12 +142,17 @@ def main(
     samples: Annotated[int, typer.Option(min=1, help="Pictures, drawn at once.")] = 40,
     device: Annotated[str, typer.Option(help="Where to run.")] = "cuda" if torch.cuda.is_available() else "cpu",
     draw_only: Annotated[bool, typer.Option("--draw-only", help="Measure nothing; write the table again.")] = False,
+    ours_only: Annotated[
+        bool, typer.Option("--ours-only", help="Measure Tenuto alone; the rivals' rows that the file holds stay.")
+    ] = False,
 ) -> None:
     """Measure every rival at its best."""
     if draw_only:
         write_text(out.with_suffix(".md"), table(read_json(out, "strong_rivals")))
         return
     record: dict[str, Any] = {"provenance": provenance(device, seed=0), "samples": samples, "cases": {}}
+    if ours_only and out.exists():
+        record = {**read_json(out, "strong_rivals"), "provenance_of_tenuto": provenance(device, seed=0)}
     for name in only or NETWORKS:
         place = name if name in SHIPPED else str(ROOT / "weights" / name)
         model = tenuto.load(place, device=torch.device(device), dtype=torch.float32)
@@ -152,8 +160,9 @@ def main(
         for guidance in scales:
             case = name if guidance is None else f"{name}, guidance {guidance:g}"
             cases = record["cases"].setdefault(case, {})
-            for count, found in measure(model, samples, evaluations or EVALUATIONS, rivals or NAMES, guidance):
-                cases[str(count)] = found
+            names = () if ours_only else rivals or NAMES
+            for count, found in measure(model, samples, evaluations or EVALUATIONS, names, guidance):
+                cases[str(count)] = {**cases.get(str(count), {}), **found} if ours_only else found
                 print(f"{case}, {count} evaluations: {_best(found)}", flush=True)
                 write_json(out, record)
                 write_text(out.with_suffix(".md"), table(record))

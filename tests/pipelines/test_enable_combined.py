@@ -17,7 +17,16 @@ from torch import Tensor, nn
 
 import tenuto
 from tenuto.errors import CheckpointError, ScheduleError, UsageError
-from tests.helpers.pipelines import EVERY_FOURTH, QUIET, counted, denoiser_in, draw, picture, tiny
+from tests.helpers.pipelines import (
+    EVERY_FOURTH,
+    QUIET,
+    counted,
+    denoiser_in,
+    draw,
+    picture,
+    tiny,
+    transformer,
+)
 
 pytestmark = QUIET
 
@@ -91,7 +100,7 @@ def test_a_compiled_denoiser_is_held_by_its_output() -> None:
     pipe.transformer = torch.compile(plain, backend="eager")
     with tenuto.accelerated(pipe, 1.0):
         assert torch.equal(draw(pipe, "dit"), full)
-    with tenuto.accelerated(pipe, every=4, opening=False, closing=0), counted(pipe) as counts:
+    with tenuto.accelerated(pipe, every=4), counted(pipe) as counts:
         draw(pipe, "dit")
         assert tenuto.summary(pipe).computed == 3 and set(counts.values()) <= {0, 3}
     with pytest.raises(UsageError, match="only its output can be held"):
@@ -121,14 +130,14 @@ def test_a_compiled_denoiser_is_held_by_its_output() -> None:
 def test_offloading_before_and_after(family: str, first: str) -> None:
     """Its hooks wrap the denoiser's forward, and are taken off and put on again after each generation."""
     pipe = tiny(family)
-    with tenuto.accelerated(pipe):
+    with tenuto.accelerated(pipe, evaluations=3):
         expected = draw(pipe, family)
     blocks = {name: set(vars(part)) for name, part in denoiser_in(pipe).named_modules() if name}
     if first == "enabled":
-        tenuto.enable(pipe)
+        tenuto.enable(pipe, evaluations=3)
     pipe.enable_model_cpu_offload(device="cpu")
     if first == "offloaded":
-        tenuto.enable(pipe)
+        tenuto.enable(pipe, evaluations=3)
     for _ in range(3):
         assert torch.equal(draw(pipe, family), expected)
         assert tenuto.summary(pipe).work == 0.25
@@ -230,7 +239,8 @@ def test_what_nobody_can_dequantise_is_named() -> None:
     tenuto.enable(pipe)  # the default asks for no score
 
 
-def test_a_controlnet_is_read_at_every_step_that_is_computed(pipe: DiffusionPipeline) -> None:
+def controlled(pipe: DiffusionPipeline) -> Any:
+    """The same pipeline with a ControlNet beside its denoiser."""
     torch.manual_seed(0)
     control = ControlNetModel.from_unet(pipe.unet, conditioning_embedding_out_channels=(4,)).eval()
     for block in (*control.controlnet_down_blocks, control.controlnet_mid_block):
@@ -239,17 +249,39 @@ def test_a_controlnet_is_read_at_every_step_that_is_computed(pipe: DiffusionPipe
     parts = {name: value for name, value in pipe.components.items() if name != "image_encoder"}
     guided = StableDiffusionControlNetPipeline(**parts, controlnet=control, requires_safety_checker=False)
     guided.set_progress_bar_config(disable=True)
-    call: dict[str, Any] = {"image": picture(), "height": 8, "width": 8}
+    return guided
+
+
+def test_a_controlnet_is_read_at_every_step_that_is_computed(pipe: DiffusionPipeline) -> None:
+    guided, call = controlled(pipe), {"image": picture(), "height": 8, "width": 8}
     full = draw(guided, "sd1", **call)
     assert not torch.equal(full, draw(pipe, "sd1"))
     with tenuto.accelerated(guided, 1.0):
         assert torch.equal(draw(guided, "sd1", **call), full)
     for keep in ("output", "branch"):
-        with tenuto.accelerated(guided, every=4, opening=False, closing=0, keep=keep):
+        with tenuto.accelerated(guided, every=4, keep=keep):
             first = draw(guided, "sd1", **call)
             other = draw(guided, "sd1", **{**call, "image": picture().flip(-1)})
             assert [step.work == 1 for step in tenuto.summary(guided).per_step] == EVERY_FOURTH
         assert not torch.equal(first, other)
+
+
+def test_a_controlnet_is_evaluated_only_where_the_denoiser_is(pipe: DiffusionPipeline) -> None:
+    """It costs about a third of an evaluation, and at held steps nobody reads what it gives."""
+    guided, call = controlled(pipe), {"image": picture(), "height": 8, "width": 8}
+    counts: dict[str, list[int]] = {"unet": [], "controlnet": []}
+    for name, seen in counts.items():
+        getattr(guided, name).conv_in.register_forward_hook(lambda *_, seen=seen: seen.append(1))
+    with tenuto.accelerated(guided, evaluations=4):
+        draw(guided, "sd1", **call)
+        summary = tenuto.summary(guided)
+    assert {name: len(seen) for name, seen in counts.items()} == {"unet": 4, "controlnet": 4}
+    assert {name: one.computed for name, one in summary.per_denoiser.items()} == {"unet": 4, "controlnet": 4}
+    assert len([step for step in summary.per_step if step.work == 1]) == 4
+    with tenuto.accelerated(guided, evaluations=4):  # guidance that ends early ends it early, too
+        for seen in counts.values():
+            seen.clear()
+        assert draw(guided, "sd1", **call, control_guidance_end=0.5).isfinite().all()
 
 
 def test_an_ip_adapter_of_flux_is_live() -> None:
@@ -264,7 +296,7 @@ def test_an_ip_adapter_of_flux_is_live() -> None:
     assert not torch.equal(full, draw(tiny("flux"), "flux"))
     with tenuto.accelerated(pipe, 1.0):
         assert torch.equal(draw(pipe, "flux", **call), full)
-    with tenuto.accelerated(pipe, every=4, opening=False, closing=0, keep="branch"):
+    with tenuto.accelerated(pipe, every=4, keep="branch"):
         first = draw(pipe, "flux", **call)
         call["joint_attention_kwargs"]["ip_hidden_states"][0] *= -1
         assert not torch.equal(draw(pipe, "flux", **call), first)
@@ -295,20 +327,41 @@ def test_two_threads_draw_each_its_own_picture(pipe: DiffusionPipeline) -> None:
     assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
 
 
-def test_a_pipeline_with_two_denoisers_runs_both_under_schedules() -> None:
-    """Wan 2.2: one for the noisy steps, another for the rest."""
-    from tests.helpers.pipelines import transformer
-
+def two_experts() -> DiffusionPipeline:
+    """Wan 2.2: one transformer for the noisy steps, another for the rest."""
     pipe = tiny("wan")
-    pipe.register_modules(transformer_2=transformer("wan"))
+    second = transformer("wan")
+    with torch.no_grad():
+        for parameter in second.parameters():
+            parameter.mul_(0.8)
+    pipe.register_modules(transformer_2=second)
     pipe.register_to_config(boundary_ratio=0.9)
+    return pipe
+
+
+def test_of_two_experts_each_is_held_for_its_own_steps() -> None:
+    pipe = two_experts()
     full = draw(pipe, "wan", steps=20)
     with tenuto.accelerated(pipe, 1.0):
         assert torch.equal(draw(pipe, "wan", steps=20), full)
-    with tenuto.accelerated(pipe, every=4, opening=False, closing=0):
+    with tenuto.accelerated(pipe, every=4):
         draw(pipe, "wan", steps=20)
         summary = tenuto.summary(pipe)
     first, second = summary.per_denoiser["transformer"], summary.per_denoiser["transformer_2"]
     assert first.asked + second.asked == 2 * 20 and min(first.asked, second.asked) > 2
     assert [one.computed for one in (first, second)] == [2 * -(-one.asked // 2 // 4) for one in (first, second)]
     assert np.mean([step.work for step in summary.per_step]) < 0.4
+
+
+def test_the_first_step_of_the_second_expert_is_computed() -> None:
+    """Nothing that one expert gave is predicted from for the other."""
+    pipe = two_experts()
+    for options in ({"evaluations": 6}, {"budget": 0.4}, {"every": 7}):
+        with tenuto.accelerated(pipe, **options):
+            assert draw(pipe, "wan", steps=20).isfinite().all()
+            summary, evaluations = tenuto.summary(pipe), pipe._tenuto.last.evaluations
+        began = min(one.step for one in evaluations if one.denoiser == "transformer_2")
+        assert summary.per_step[began].work == 1 and summary.per_step[0].work == 1
+        assert not summary.in_full_because and summary.work < 1
+        for name in ("transformer", "transformer_2"):
+            assert 0 < summary.per_denoiser[name].computed < summary.per_denoiser[name].asked, (options, name)

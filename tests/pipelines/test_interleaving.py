@@ -21,7 +21,7 @@ from tenuto.errors import UsageError
 from tests.helpers.pipelines import BETAS, QUIET, draw, picture, tiny
 
 pytestmark = QUIET
-BUDGET: dict[str, Any] = {"every": 4, "opening": False, "closing": 0}
+BUDGET: dict[str, Any] = {"every": 4}
 
 
 def parts_of(pipe: Any) -> dict[str, Any]:

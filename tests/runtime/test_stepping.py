@@ -244,7 +244,9 @@ def test_a_corrected_run_is_a_run_of_the_scheduler_with_the_corrected_outputs(so
     network = gaussian(levels_for(solver))
     run = Run(solver)
     last = run(network)
-    assert run.stepping.corrects and run.taken > len(run.scheduler.timesteps)
+    corrects = run.stepping.corrects
+    assert corrects or solver == "Heun"  # whose two stages a step may be better left alone
+    assert run.taken > len(run.scheduler.timesteps) if corrects else run.taken == len(run.scheduler.timesteps)
     fresh = made(solver)
     sample = run.start()
     for step, time in enumerate(fresh.timesteps):
@@ -271,8 +273,10 @@ def same(one: Any, other: Any) -> bool:
 def test_correction_brings_the_result_nearer_to_the_full_run(solver: str) -> None:
     network = gaussian(levels_for(solver))
     expected = full(solver, network)
-    near, far = (off(Run(solver, corrected=corrected)(network), expected) for corrected in (True, False))
-    assert near < far < 0.5, (near, far)
+    run = Run(solver)
+    near, far = (off(one(network), expected) for one in (run, Run(solver, corrected=False)))
+    assert far < 0.3
+    assert near < far if run.stepping.corrects else near == far and run.stepping.uncorrected_because, (near, far)
 
 
 @every_solver
@@ -309,7 +313,6 @@ def test_what_the_loop_changes_between_steps_stays_changed(solver: str) -> None:
 
     run, alone = Run(solver, between=overwritten), Run(solver)
     painted, plain = run(network), alone(network)
-    assert run.stepping.corrects
     free = ~mask.expand_as(plain)
     torch.testing.assert_close(painted[free], plain[free], atol=1e-3, rtol=1e-3)
     a, s = levels.mixed[-1]

@@ -9,6 +9,7 @@ tenuto.disable(pipe)
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -195,9 +196,12 @@ def inner_pipelines(pipe: Any) -> list[Any]:
 def _request(schedule: Schedule | str | Path | None = None, options: Any = None, **given: Any) -> Request:
     known = {name: given.pop(name) for name in Request.__dataclass_fields__ if name in given}
     options = {name: value for name, value in {**(options or {}), **given}.items() if value is not None}
-    if schedule is not None and not isinstance(schedule, Schedule):
-        schedule = read_schedule(str(schedule))
-    return Request(given=schedule, options=tuple(sorted(options.items())), **known)
+    request = Request(options=tuple(sorted(options.items())), **known)
+    if schedule is None:
+        return request
+    if request.asks_for_work:
+        raise UsageError("A schedule says everything by itself: give no budget, speed-up, policy or option with it.")
+    return replace(request, given=schedule if isinstance(schedule, Schedule) else read_schedule(str(schedule)))
 
 
 def read_schedule(name: str) -> Schedule:

@@ -136,8 +136,8 @@ class Engine:
         loop = mine[-1] if mine else None
         if loop is None:
             return original(*args, **kwargs)
-        if loop.outside:  # the loop went on without a word: from now on its calls are told apart by nothing
-            loop.told_to_go_on = False
+        if loop.outside:
+            loop.went_on()
         return loop.take_step(original.__self__, original, *args, **kwargs)
 
     def _evaluate(self, denoiser: Denoiser, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -119,6 +119,14 @@ class Loop:
         """The loop goes on with its next step: callbacks are over."""
         self.outside = False
 
+    def went_on(self) -> None:
+        """The loop went on without a word, and its last evaluation was taken for a callback's: plan the rest anew."""
+        self.told_to_go_on = self.outside = False
+        self._advance()
+        self.schedule = None
+        self.lanes.clear()
+        self.streams.clear()
+
     def _advance(self) -> None:
         self.step += 1
         self._calls.clear()

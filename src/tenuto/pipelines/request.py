@@ -33,10 +33,6 @@ class Request:
         if self.mode == "eager":
             raise UsageError("In the mode eager nothing is held: leave the pipeline as it is.")
         asked = (self.budget, self.evaluations, self.speedup)
-        if self.given is not None and (any(one is not None for one in (*asked, self.policy)) or self.options):
-            raise UsageError(
-                "A schedule says everything by itself: give no budget, speed-up, policy or option with it."
-            )
         if sum(one is not None for one in asked) > 1:
             raise UsageError("Give a budget, a number of evaluations or a speed-up, not two of them.")
         if self.evaluations is not None:
@@ -55,6 +51,12 @@ class Request:
         return deciding.schedule(
             subject, steps, budget=self.budget, speedup=self.speedup, policy=self.policy, **options
         )
+
+    @property
+    def asks_for_work(self) -> bool:
+        """Whether the request says how much is computed, or how."""
+        asked = (self.budget, self.evaluations, self.speedup, self.policy)
+        return any(one is not None for one in asked) or bool(self.options)
 
     def settings(self) -> dict[str, Any]:
         """The request as arguments of `enable`."""

@@ -1,0 +1,182 @@
+"""A loop of one's own: the denoiser is called, the scheduler is stepped, and nothing else is asked of the loop."""
+
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DDIMScheduler, DPMSolverMultistepScheduler, EulerAncestralDiscreteScheduler
+from torch import Tensor, nn
+
+import tenuto
+from tenuto.errors import UsageError
+from tests.helpers.denoisers import inputs, make
+from tests.helpers.pipelines import BETAS, QUIET
+
+pytestmark = QUIET
+
+
+class Small(nn.Module):
+    """A denoiser of a class that nobody knows."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.mix = nn.Conv2d(4, 4, 3, padding=1)
+        self.calls = 0
+
+    def forward(self, x: Tensor, t: Tensor, guided: bool = True) -> Tensor:
+        self.calls += 1
+        return torch.tanh(self.mix(x)) + (0.1 * x if guided else 0.0)
+
+
+def ddim(steps: int = 24) -> Any:
+    scheduler = DDIMScheduler(**BETAS, clip_sample=False)
+    scheduler.set_timesteps(steps)
+    return scheduler
+
+
+@torch.no_grad()
+def drawn(network: nn.Module, scheduler: Any, seed: int = 0, calls: int = 1, steps: int | None = None) -> Tensor:
+    x = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(seed))
+    for t in scheduler.timesteps[-steps:] if steps else scheduler.timesteps:
+        outputs = [network(x, t, guided=i == 0) for i in range(calls)]
+        x = scheduler.step(outputs[-1] + 2 * (outputs[0] - outputs[-1]), t, x).prev_sample
+    return x
+
+
+@pytest.mark.parametrize("kind", [DDIMScheduler, DPMSolverMultistepScheduler])
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_loop_evaluates_as_often_as_was_asked(kind: Any, calls: int) -> None:
+    network, scheduler = Small(), kind(**BETAS)
+    scheduler.set_timesteps(24)
+    full = drawn(network, scheduler, calls=calls)
+    scheduler.set_timesteps(24)
+    with tenuto.running(network, scheduler, budget=1.0):
+        assert torch.equal(drawn(network, scheduler, calls=calls), full)
+    scheduler.set_timesteps(24)
+    network.calls = 0
+    with tenuto.running(network, scheduler, evaluations=12) as run:
+        held = drawn(network, scheduler, calls=calls)
+        summary = tenuto.summary(run)
+    assert network.calls == 12 * calls == summary.computed and summary.steps == 24
+    assert 0 < float((held - full).abs().max()) < 0.1 * float(full.abs().max())
+    assert "step" not in vars(scheduler)
+    scheduler.set_timesteps(24)
+    assert torch.equal(drawn(network, scheduler, calls=calls), full)
+
+
+def test_one_generation_follows_another() -> None:
+    """The next begins when all steps were taken, or when the scheduler was given new timesteps."""
+    network, scheduler = Small(), ddim()
+    with tenuto.running(network, scheduler, evaluations=8) as run:
+        first = drawn(network, scheduler)
+        assert not torch.equal(drawn(network, scheduler, seed=1), first)
+        assert torch.equal(drawn(network, scheduler), first)
+        scheduler.set_timesteps(24)
+        with pytest.raises(ZeroDivisionError):
+            halfway(network, scheduler)
+        scheduler.set_timesteps(24)
+        assert torch.equal(drawn(network, scheduler), first)
+        network.calls = 0
+        scheduler.set_timesteps(30)
+        drawn(network, scheduler)
+        assert network.calls == 8 and tenuto.summary(run).steps == 30
+
+
+def halfway(network: nn.Module, scheduler: Any) -> None:
+    x = torch.randn(1, 4, 8, 8)
+    with torch.no_grad():
+        for step, t in enumerate(scheduler.timesteps):
+            x = scheduler.step(network(x, t), t, x).prev_sample
+            if step == 7:
+                raise ZeroDivisionError
+
+
+def test_a_loop_may_take_the_last_steps_only() -> None:
+    network, scheduler = Small(), ddim()
+    full = drawn(network, scheduler, steps=12)
+    network.calls = 0
+    with tenuto.running(network, scheduler, steps=12, evaluations=5) as run:
+        held = drawn(network, scheduler, steps=12)
+        assert tenuto.summary(run).steps == 12
+    assert network.calls == 5
+    assert 0 < float((held - full).abs().max()) < 0.3 * float(full.abs().max())
+
+
+def test_several_networks_take_turns() -> None:
+    """Two experts, one for the first steps: each is computed when it begins."""
+    noisy, fine, scheduler = Small(0), Small(1), ddim()
+
+    @torch.no_grad()
+    def loop() -> Tensor:
+        x = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+        for step, t in enumerate(scheduler.timesteps):
+            x = scheduler.step((noisy if step < 9 else fine)(x, t), t, x).prev_sample
+        return x
+
+    full = loop()
+    with tenuto.running({"noisy": noisy, "fine": fine}, scheduler, budget=1.0):
+        assert torch.equal(loop(), full)
+    with tenuto.running({"noisy": noisy, "fine": fine}, scheduler, every=4) as run:
+        loop()
+        summary = tenuto.summary(run)
+    assert [step for step, one in enumerate(summary.per_step) if one.work == 1] == [0, 4, 8, 9, 13, 17, 21]
+    assert summary.denoisers == {"noisy": "Small", "fine": "Small"}
+
+
+def test_units_can_be_held_in_a_loop_of_ones_own() -> None:
+    network, call = make("sd1"), inputs("sd1", batch=1)
+    scheduler = ddim(12)
+
+    @torch.no_grad()
+    def loop() -> Tensor:
+        x = call["sample"]
+        for t in scheduler.timesteps:
+            found = network(x, t, encoder_hidden_states=call["encoder_hidden_states"]).sample
+            x = scheduler.step(found, t, x).prev_sample
+        return x
+
+    full = loop()
+    with tenuto.running(network, scheduler, every=3, keep="branch") as run:
+        assert not torch.equal(loop(), full)
+        assert set(one.computed for one in tenuto.summary(run).per_unit.values()) == {4}
+    assert torch.equal(loop(), full)
+
+
+def test_noise_is_noticed_there_too() -> None:
+    network, scheduler = Small(), EulerAncestralDiscreteScheduler(**BETAS)
+    scheduler.set_timesteps(12)
+    with tenuto.running(network, scheduler), pytest.warns(UserWarning, match="adds random noise at every step"):
+        drawn(network, scheduler)
+    assert network.calls == 12
+
+
+def test_a_loop_that_needs_derivatives_is_computed_in_full() -> None:
+    """As in guidance by a gradient: a held output has none."""
+    network, scheduler = Small(), ddim()
+    x = torch.randn(1, 4, 8, 8)
+    with tenuto.running(network, scheduler, evaluations=6):
+        for t in scheduler.timesteps:
+            x = x.detach().requires_grad_()
+            output = network(x, t)
+            (slope,) = torch.autograd.grad(output.square().mean(), x)
+            x = scheduler.step(output.detach(), t, (x - 0.1 * slope).detach()).prev_sample
+    assert network.calls == 24 and x.isfinite().all()
+
+
+def test_nonsense_is_refused_and_leaves_nothing_behind() -> None:
+    network, scheduler = Small(), ddim()
+    for wrong, message in (
+        ({"scheduler": network}, "A diffusers scheduler is needed, not a Small"),
+        ({"budget": 0.0}, "above 0"),
+        ({"evaluations": 3, "budget": 0.5}, "not two of them"),
+    ):
+        given: dict[str, Any] = {"scheduler": scheduler, **wrong}
+        with pytest.raises(UsageError, match=message):
+            tenuto.running(network, **given).__enter__()
+        assert "step" not in vars(scheduler) and "_compiled_call_impl" not in vars(network)
+    with tenuto.running(network, scheduler, steps=25), pytest.raises(UsageError, match="has 24 timesteps"):
+        drawn(network, scheduler)
+    with pytest.raises(ZeroDivisionError), tenuto.running(network, scheduler):
+        raise ZeroDivisionError
+    assert "step" not in vars(scheduler) and "_compiled_call_impl" not in vars(network)
