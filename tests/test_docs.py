@@ -124,6 +124,7 @@ def test_the_table_of_schedulers_says_which_are_corrected(name: str, cell: str, 
     import diffusers
 
     from tenuto.runtime.levels import nature_of
+    from tenuto.runtime.stepping import Stepping
 
     if "`eta` above 0" in cell and name == "DDIMScheduler":
         return  # which only `step` is told: tests/pipelines
@@ -141,8 +142,9 @@ def test_the_table_of_schedulers_says_which_are_corrected(name: str, cell: str, 
         scheduler = kind(**options)
         scheduler.set_timesteps(20, **({"mu": 0.7} if "use_dynamic_shifting" in options else {}))
         nature = nature_of(scheduler)
-        assert (nature.levels is not None) == corrected.startswith("yes"), nature.why_unknown
-        assert bool(nature.why_unknown) == corrected.startswith("no")
+        stepping = Stepping(scheduler, nature, [True] * len(scheduler.timesteps), 2, True)
+        assert stepping.corrects == corrected.startswith("yes"), stepping.uncorrected_because
+        assert ("evaluates twice at one" in stepping.uncorrected_because) == ("twice at one noise level" in corrected)
         assert nature.adds_noise == ("random" in corrected) == ("in full" in told)
 
 
@@ -154,14 +156,12 @@ def test_the_page_names_the_pipelines_that_are_refused() -> None:
 
 
 def test_the_page_says_what_few_steps_evaluate() -> None:
-    from tenuto.runtime.stepping import FEW
     from tenuto.scheduling.refresh import BUDGET, evaluations_for
 
     text = (DOCS / "diffusers.md").read_text(encoding="utf-8")
     shown = re.findall(r"^\| (\d+) \| (\d+) of \d+ \|$", text, flags=re.MULTILINE)
     assert len(shown) >= 4 and all(evaluations_for(int(steps), BUDGET) == int(count) for steps, count in shown)
     assert evaluations_for(6, BUDGET) == 6 and "up to 6" in text
-    assert FEW == 9 and "fewer than nine evaluations" in text
 
 
 def commands_known() -> dict[str, Any]:

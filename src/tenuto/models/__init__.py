@@ -148,7 +148,7 @@ def find(name: str) -> Path:
 
 
 def meant(name: str) -> str:
-    """` Did you mean …?`: a shipped model, or what lies in the directory that a path names; empty if nothing is near."""
+    """` Did you mean …?`: a shipped model, or a neighbour of the path that was named; empty if nothing is near."""
     if near := get_close_matches(name, SHIPPED, 1):
         return f" Did you mean {near[0]}?"
     path = Path(name).expanduser()
