@@ -100,7 +100,6 @@ def test_the_default_path_is_below_the_units() -> None:
     for module in (
         "tenuto.runtime.outputs",
         "tenuto.runtime.prediction",
-        "tenuto.runtime.course",
         "tenuto.runtime.keys",
     ):
         assert not any("runtime.units" in one for one in imports_of(MODULES[module], MODULES)), module

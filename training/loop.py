@@ -85,10 +85,13 @@ def rate_at(done: float) -> float:
     return FLOOR + (1 - FLOOR) * (1 + math.cos(math.pi * progress)) / 2
 
 
-def train(network: nn.Module, loss_of: Callable[[Any], Tensor], settings: Settings) -> Trained:
+def train(
+    network: nn.Module, loss_of: Callable[[Any], Tensor], settings: Settings, optimizer: Any | None = None
+) -> Trained:
     """Train `network` in place. `loss_of(forward)` draws a batch and gives its loss through `forward`.
 
-    `forward` is the network, compiled if that works; what `loss_of` draws must lie on the network's device.
+    `forward` is the network, compiled if that works; what `loss_of` draws must lie on the network's device. Without an
+    `optimizer`, AdamW is used.
     """
     torch.set_float32_matmul_precision("high")
     network.train()
@@ -96,7 +99,7 @@ def train(network: nn.Module, loss_of: Callable[[Any], Tensor], settings: Settin
     parameters = list(learned.values())
     device = parameters[0].device
     average = [parameter.detach().clone() for parameter in parameters]
-    optimizer = torch.optim.AdamW(
+    optimizer = optimizer or torch.optim.AdamW(
         parameters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
     )
 

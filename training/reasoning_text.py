@@ -38,16 +38,16 @@ from training.loop import run
 from training.reasoning_tasks import TASKS, problems
 
 DEFAULT_PATH = Path("data/reasoning.npz")
-VOCABULARY = 4096
-CONTEXT = 1024
-BOOK_LETTERS = 56_000_000
+VOCABULARY = 2048
+CONTEXT = 512
+BOOK_LETTERS = 24_000_000
 LINES = (3, 60)  # of a Python function that is taken
 SOURCES = ("books", "code", "stories")
 SAMPLES = 1500  # problems of each task that the tokenizer learns from
-HIDDEN, ASKED = 6, 2  # codes in a needle problem, and how many of them are asked for
-NEEDLE_LEVELS = (256, 512, 1000)  # tokens of the whole problem, at most
-ROOM = 96  # tokens of a needle problem that are no filler, at most
-CODES = "\nQuestion: what are the codes of {}? Answer:"
+HIDDEN, ASKED = 3, 1  # codes in a needle problem, and how many of them are asked for
+NEEDLE_LEVELS = (128, 256, 384, 504)  # tokens of the whole problem, at most
+ROOM = 72  # tokens of a needle problem that are no filler, at most
+CODES = "\nQuestion: what is the code of {}? Answer:"
 
 
 class Library(NamedTuple):
@@ -175,7 +175,7 @@ def _spelled(tokenizer: Tokenizer) -> list[str]:
 
 
 def needles(library: Library, seed: object, held_out: bool, most: int | None = None) -> Iterator[Problem]:
-    """Codes hidden all over a piece of a book, of which two are asked for. Held-out filler comes from held-out text.
+    """Codes hidden all over a piece of a book, of which one is asked for. Held-out filler comes from held-out text.
 
     most  tokens of prompt and answer; without it, problems of all lengths up to the context
     """
@@ -184,7 +184,7 @@ def needles(library: Library, seed: object, held_out: bool, most: int | None = N
     starts = sentence_starts(text, library.tokenizer)
     starts = starts[text[starts - 1] != library.encode("\n")[0]]  # within paragraphs, where a line can be slipped in
     while True:
-        longest = most or chance.randint(ROOM + 48, CONTEXT - 8)
+        longest = most or chance.randint(ROOM + 24, CONTEXT - 8)
         words = chance.sample(WORDS, HIDDEN)
         codes = {word: f"{chance.randrange(10_000):04}" for word in words}
         asked = words[:ASKED]

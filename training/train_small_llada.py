@@ -1,6 +1,6 @@
-"""Trains a LLaDA of 30 million parameters on books, code and made-up reasoning for a given time.
+"""Trains a LLaDA of 16 million parameters on made-up reasoning and some books and code, for a given time.
 
-A batch has four parts of as many tokens each, one of short rows, one of long rows and two in between. All layers but
+A batch has three parts of as many tokens each, one of short rows, one of long rows and one in between. All layers but
 attention see a part as one long list of tokens, so each is compiled once for rows of every length. There is no
 attention mask: rows are filled with end-of-text, as LLaDA's are.
 """
@@ -46,15 +46,17 @@ from training.loop import (
     save_weights,
     train,
 )
+from training.muon import MuonAndAdam
 from training.reasoning_tasks import TASKS, problems
 from training.reasoning_text import CONTEXT, DEFAULT_PATH, SOURCES, VOCABULARY, Library, load, needles, starts_of
+from training.recorded import Recorded
 from training.train_llada import parse_config, write_config
 
 SHIPPED = LLaDAConfig(
-    d_model=448,
-    n_layers=12,
-    n_heads=7,
-    n_kv_heads=7,
+    d_model=384,
+    n_layers=8,
+    n_heads=6,
+    n_kv_heads=6,
     mlp_hidden_size=1024,
     vocab_size=VOCABULARY,
     embedding_size=VOCABULARY,
@@ -64,17 +66,17 @@ SHIPPED = LLaDAConfig(
     mask_token_id=MASK,
     eos_token_id=EOS,
 )
-# The lengths of a batch's four parts, of which each batch takes one. A network that has seen one length only takes the
+# The lengths of a batch's three parts, of which each batch takes one. A network that has seen one length only takes the
 # distance to the end for a clue. PART tokens hold a whole number of rows of every length.
-LENGTHS = ((48, 64, 96), (128, 192), (256, 384), (512, 768, 1024))
-PART = 24_576
-SMALLEST_PART = 3072
-TEXT_SHARES = (0.1, 0.15, 0.2, 0.4)  # of the rows of each part
+LENGTHS = ((48, 64), (96, 128), (192, 256, 512))
+PART = 15_360
+SMALLEST_PART = 1536
+TEXT_SHARES = (0.02, 0.04, 0.15)  # of the rows of each part
 SOURCE_SHARES = {"books": 0.7, "code": 0.2, "stories": 0.1}  # of the text rows
-PROBLEMS = 160_000  # made up for each task before the training
+PROBLEMS = 100_000  # made up for each task before the training
 NEEDLES = 0.25  # of that: they are long
 CHUNK = 2_000  # problems that one process makes at once
-BLOCK = 32
+BLOCK = 16
 LEAST, HEAVIEST = 1e-3, 10.0  # of t, and of 1/t; see training.train_llada
 ANSWER_ONLY, IN_BLOCK, NOTHING_YET = 0.9, 0.45, 0.3  # see masked()
 LOUDEST = 64  # tokens, beyond which a row counts no more than with so many
@@ -364,10 +366,19 @@ def train_small(
     )
     stream = batches(library, made, part, settings.seed, device)
 
-    def loss_of(forward: Any) -> Tensor:
-        return torch.stack([layers.loss(batch) for batch in next(stream)]).mean()
+    inner = {name for name, parameter in network.named_parameters() if ".blocks." in name and parameter.dim() == 2}
+    optimizer = MuonAndAdam(network, inner, settings.lr, settings.betas, settings.weight_decay)
+    network.train()
+    gradients = Recorded(
+        network,
+        lambda parts: torch.stack([layers.loss(part) for part in parts]).mean(),
+        on=device.type == "cuda" and settings.compile,
+    )
 
-    trained = train(network, loss_of, replace(settings, compile=False))  # the layers are compiled already
+    def loss_of(forward: Any) -> Tensor:
+        return gradients(next(stream)).requires_grad_()  # the gradients are there already
+
+    trained = train(network, loss_of, replace(settings, compile=False), optimizer)  # the layers are compiled already
     trained.compiled = layers.compiled
     cycle = [np.mean([flops(config, [length], part) for length in lengths]) for lengths in LENGTHS]
     pace = trained.steps / max(trained.seconds, 1e-9)
@@ -394,7 +405,7 @@ def main(
     start: Annotated[Path | None, typer.Option(help="A trained checkpoint to go on from.")] = None,
     batch: Annotated[int, typer.Option(min=4, help="Tokens a step.")] = PART * len(LENGTHS),
     problems: Annotated[int, typer.Option(min=1, help="Made up for each task before the training.")] = PROBLEMS,
-    lr: Rate = 1e-3,
+    lr: Rate = 2e-3,
     ema: Ema = 0.998,
     device: Device = default_device(),
     seed: Seed = 0,

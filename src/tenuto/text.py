@@ -2,7 +2,7 @@
 
     import tenuto
     model = tenuto.text.load("tiny-llada")
-    texts = model.generate(["Tom has 12 apples and buys 7 more. How many apples? Answer:"], budget=0.5, length=16)
+    texts = model.generate(["Tom has 12 apples and buys 7 more. How many apples? Answer:"], parallel=0.9, every=16)
     print(texts[0], texts.summary())
 
 LLaDA and Dream work in the same way. Schedules are made for the given number of steps. Executors are kept between
@@ -22,10 +22,12 @@ from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto.runtime.executor import Executor, Executors, Mode
 from tenuto.sampling.masked import Written, block_length_for, encoded, sampling_for, write_tokens
-from tenuto.scheduling.schedule import Schedule
+from tenuto.scheduling.schedule import Rows, Schedule
 
 LENGTH = 64  # tokens to write
 BLOCK = 32  # tokens of a block, if a text has several blocks
+PARALLEL = 0.9  # the threshold of parallel decoding that costs no accuracy in published measurements
+EVERY = 16  # with parallel decoding: evaluations from one that computes everything to the next
 PAD = 64  # if graphs are recorded, prompts are padded to a multiple of this
 
 
@@ -44,30 +46,42 @@ def load(
 class Texts(list[str]):
     """The texts, and the time and work that they took."""
 
-    def __init__(self, texts: Iterable[str], tokens: int, seconds: float, steps: int, work: float) -> None:
+    def __init__(
+        self, texts: Iterable[str], tokens: int, seconds: float, steps: int, schedule: Schedule | None, batches: int = 1
+    ) -> None:
         super().__init__(texts)
         self.tokens = tokens  # in all texts, without end-of-text
         self.seconds = seconds
-        self.steps = steps
-        self.work = work  # share of the unit-steps that the schedule computes
+        self.steps = steps  # network evaluations of a batch
+        self.batches = batches
+        self.work = 1.0 if schedule is None else schedule.budget  # share of the unit-steps that the schedule computes
+        self.keys_kept = schedule is not None and schedule.keep == "keys"
+        # Evaluations that computed everything.
+        self.full_steps = steps if schedule is None else int(schedule.full_steps[:steps].sum())
 
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds
 
     def summary(self) -> str:
-        work = "everything computed" if self.work == 1 else f"{self.work:.0%} of the unit-steps computed"
+        if self.work == 1:
+            work = "everything computed"
+        elif self.keys_kept:
+            work = f"{self.full_steps} of everything and {self.steps - self.full_steps} of a block, from the KV cache"
+        else:
+            work = f"{self.work:.0%} of the unit-steps computed"
         return (
             f"{self.tokens} tokens in {self.seconds:.2f} s ({self.tokens_per_second:.1f} tokens/s), "
-            f"{self.steps} steps, {work}"
+            f"{self.steps} evaluation{'' if self.steps == 1 else 's'}, {work}"
         )
 
 
 class Writing(Iterator[Written]):
     """Texts during generation: iterate over what each step writes, or read `texts` to get all of them at once."""
 
-    def __init__(self, steps: Generator[Written, None, Tensor], finish: Callable[[Tensor, float], Texts]) -> None:
+    def __init__(self, steps: Generator[Written, None, Tensor], finish: Callable[[Tensor, float, int], Texts]) -> None:
         self._steps, self._finish = steps, finish
+        self._taken: dict[int, int] = {}  # steps of each batch
         self._started: float | None = None
         self._texts: Texts | None = None
 
@@ -75,11 +89,14 @@ class Writing(Iterator[Written]):
         if self._started is None:
             self._started = time.perf_counter()
         try:
-            return next(self._steps)
+            written = next(self._steps)
         except StopIteration as end:
             if self._texts is None:
-                self._texts = self._finish(end.value, time.perf_counter() - self._started)
+                taken = max(self._taken.values())  # batches run one after the other, each with its own steps
+                self._texts = self._finish(end.value, time.perf_counter() - self._started, taken)
             raise
+        self._taken[written.first] = self._taken.get(written.first, 0) + 1
+        return written
 
     @property
     def texts(self) -> Texts:
@@ -109,12 +126,21 @@ class LanguageModel:
         return bool(self.model.tokenizer.chats)
 
     def schedule(
-        self, steps: int, *, blocks: int = 1, budget: float | None = None, speedup: float | None = None
+        self,
+        steps: int,
+        *,
+        blocks: int = 1,
+        budget: float | None = None,
+        speedup: float | None = None,
+        every: int | None = None,
+        rows: Rows | None = None,
     ) -> Schedule:
         """The schedule for these numbers of steps and blocks; made once and then cached."""
-        key = (steps, blocks, budget, speedup)
+        key = (steps, blocks, budget, speedup, every, rows)
         if key not in self._schedules:
-            self._schedules[key] = deciding.schedule(self.model, steps, blocks=blocks, budget=budget, speedup=speedup)
+            self._schedules[key] = deciding.schedule(
+                self.model, steps, blocks=blocks, budget=budget, speedup=speedup, every=every, rows=rows
+            )
         return self._schedules[key]
 
     def generate(self, prompts: Sequence[Any], **options: Any) -> Texts:
@@ -128,6 +154,7 @@ class LanguageModel:
         budget: float | None = None,
         speedup: float | None = None,
         schedule: Schedule | None = None,
+        every: int | None = None,
         length: int = LENGTH,
         steps: int | None = None,
         block_length: int | None = None,
@@ -140,32 +167,40 @@ class LanguageModel:
         prompts       texts; or conversations, each a list of messages {"role": …, "content": …}
         budget        share of unit-steps to compute. Instead: `speedup`, how many times as fast as full inference, or a
                       `schedule` that was made before. With none of the three, everything is computed
+        every         instead, with `parallel` or `factor`: compute everything at every so many evaluations, and a
+                      block in between, with a KV cache (16 is a good choice)
         length        tokens to write
         steps         network evaluations. By default the schedule's, or one for each token
         block_length  tokens of a block, which is finished before the next one begins. By default the schedule's, or 32
                       if that divides the length, or all of them
         chat          whether to wrap prompts in the model's chat template
-        options       other fields of `MaskedSampling`: temperature, top_p, remasking, guidance, seed, …
+        options       other fields of `MaskedSampling`: parallel, temperature, top_p, remasking, guidance, seed, …
         """
-        if sum(one is not None for one in (budget, speedup, schedule)) > 1:
-            raise UsageError("Give one of budget, speedup and schedule: each says how much is computed.")
+        if sum(one is not None for one in (budget, speedup, schedule, every)) > 1:
+            raise UsageError("Give one of budget, speedup, schedule and every: each says how much is computed.")
         if block_length is None:
             block_length = block_length_for(length, schedule) if schedule or length % BLOCK else BLOCK
         if steps is None:
             steps = length if schedule is None else schedule.steps
         sampling = sampling_for(self.model, steps=steps, length=length, block_length=block_length, **options)
-        if budget is not None or speedup is not None:
+        if every is not None and not sampling.in_parallel:
+            raise UsageError("`every` goes with parallel decoding (parallel=0.9); without it, give a budget.")
+        if sampling.in_parallel and (budget, speedup, every) != (None, None, None):
+            schedule = self.schedule(steps, budget=budget, speedup=speedup, every=every, rows="block")
+        elif budget is not None or speedup is not None:
             schedule = self.schedule(steps, blocks=sampling.blocks, budget=budget, speedup=speedup)
         if schedule is not None:
             self.model.check_fits(schedule)
+        network: Any = self.model.network
+        network.fuse()
         executor = self._executors.get(schedule, self._mode, self._compiled)
         pad_to = PAD if executor.captures(self.model.device) else 1
         tokens = encoded(self.model, prompts, chat)
         writing = write_tokens(executor, tokens, sampling=sampling, batch=batch, pad_to=pad_to)
 
-        def finish(written: Tensor, seconds: float) -> Texts:
+        def finish(written: Tensor, seconds: float, taken: int) -> Texts:
             ended = (written == self.model.config.eos_token_id).cumsum(1) > 0
             texts = (self.model.tokenizer.decode(row) for row in written.tolist())
-            return Texts(texts, int((~ended).sum()), seconds, steps, 1.0 if schedule is None else schedule.budget)
+            return Texts(texts, int((~ended).sum()), seconds, taken, schedule, -(-len(tokens) // batch))
 
         return Writing(writing, finish)

@@ -35,11 +35,13 @@ def chat(*arguments: str, typed: str | None = None) -> Any:
 
 
 def test_a_prompt_is_answered_and_timed(directory: str) -> None:
-    result = chat(directory, "--prompt", "two and", *SIZES, "--budget", "0.5")
+    result = chat(directory, "--prompt", "two and", *SIZES)
     assert result.exit_code == 0, result.output
-    want = tenuto.text.load(directory).generate(["two and"], chat=True, budget=0.5, length=8, block_length=4)
+    want = tenuto.text.load(directory).generate(
+        ["two and"], chat=True, parallel=0.9, every=16, length=8, block_length=4
+    )
     assert result.stdout.strip() == want[0].strip()
-    assert "tokens/s" in result.stderr and "50% of the unit-steps" in result.stderr
+    assert "tokens/s" in result.stderr and "of a block, from the KV cache" in result.stderr
 
 
 def test_without_a_template_prompts_are_plain_text(plain: str) -> None:
@@ -51,7 +53,7 @@ def test_lines_of_a_pipe_are_answered_one_by_one(directory: str) -> None:
     result = chat(directory, *SIZES, typed="two\n\n/full\nfive\n/nothing\n/new\n/quit\nthree\n")
     assert result.exit_code == 0, result.output
     model = tenuto.text.load(directory)
-    first = model.generate(["two"], chat=True, budget=0.5, length=8, block_length=4)[0]
+    first = model.generate(["two"], chat=True, parallel=0.9, every=16, length=8, block_length=4)[0]
     said = [("user", "two"), ("assistant", first), ("user", "five")]  # the talk goes on
     second = model.generate([[{"role": a, "content": b} for a, b in said]], length=8, block_length=4)[0]
     assert [line.strip() for line in result.stdout.splitlines()] == [first.strip(), second.strip()]
@@ -63,7 +65,7 @@ def test_a_schedule_file_says_how_many_steps_and_blocks(directory: str, tmp_path
     path = tmp_path / "schedule.json"
     tenuto.schedule(directory, steps=4, blocks=2, budget=0.5).save(path)
     result = chat(directory, "--prompt", "two", "--length", "8", "--schedule", str(path))
-    assert result.exit_code == 0 and "4 steps, 50%" in result.stderr
+    assert result.exit_code == 0 and "4 evaluations, 2 of everything" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -72,6 +74,9 @@ def test_a_schedule_file_says_how_many_steps_and_blocks(directory: str, tmp_path
         (("tiny-dit",), "draws"),
         (("MODEL", "--budget", "0.5", "--speedup", "2"), "one of budget"),
         (("MODEL", "--length", "40"), "more than the"),
+        (("MODEL", "--parallel", "1.5"), "at most 1, not 1.5"),
+        (("MODEL", "--parallel", "0.9", "--steps", "4"), "leave the steps out"),
+        (("MODEL", "--every", "4", "--steps", "4"), "goes with parallel decoding"),
     ],
 )
 def test_what_cannot_be_done_is_an_error(directory: str, arguments: tuple[str, ...], message: str) -> None:

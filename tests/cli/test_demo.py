@@ -10,16 +10,16 @@ from tests.cli.conftest import Run
 
 
 def test_the_demo_tells_its_story(tenuto: Run, tmp_path: Path) -> None:
-    status, out, err = tenuto("demo", "--steps", 8, "--out", "demo")
+    status, out, err = tenuto("demo", "--steps", 10, "--out", "demo")
     assert status == 0, err
-    assert "█·█" in out and "speed-up" in out and "report.html" in err
+    assert "computed, · predicted" in out and "speed-up" in out and "report.html" in err
     made = {file.name for file in (tmp_path / "demo").iterdir()}
     pictures = {"full.png", "scheduled.png", "difference.png"}
     assert made == pictures | {"report.html", "demo.json", "schedule.json"}  # no scores: the default reads none
     page = (tmp_path / "demo" / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 3 and page.count("<svg") == 1
     result = json.loads((tmp_path / "demo" / "demo.json").read_text())
-    assert result["work"] == 0.75 and result["psnr_mean"] > 15
+    assert result["work"] == 0.6 and result["psnr_mean"] > 15  # a quarter of ten steps, but at least six
     assert {"command", "commit", "torch", "hardware", "seed", "date"} <= set(result)
 
 

@@ -181,6 +181,9 @@ def test_generate_by_caption_and_by_prompt(tenuto: Run, tmp_path: Path) -> None:
         (("tiny-dit",), "-o"),
         (("tiny-llada",), "--prompt"),
         (("tiny-llada", "--prompt", "x", "--length", "7", "--steps", "9"), "9 steps"),
+        (("tiny-llada", "--prompt", "x", "--parallel", "0"), "above 0 and is at most 1"),
+        (("tiny-llada", "--prompt", "x", "--parallel", "0.9", "--steps", "8"), "leave the steps out"),
+        (("tiny-dit", "-o", "x", "--parallel", "0.9"), "--parallel has no effect"),
         (("tiny-llada", "--prompt", "half a \udce4 character"), "not valid Unicode"),
     ],
 )

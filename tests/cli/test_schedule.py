@@ -14,10 +14,26 @@ from tests.cli.conftest import Run
 @pytest.mark.parametrize("source", ["scores.json", "model"])
 def test_schedule_from_a_score_file_or_a_model(tenuto: Run, model: Path, tmp_path: Path, source: str) -> None:
     tenuto("score", model, "-o", "scores.json")
-    status, out, _ = tenuto("schedule", source, "--steps", 12, "--budget", 0.34, "-o", "schedule.json")
+    status, out, _ = tenuto("schedule", source, "--steps", 12, "--evaluations", 4, "-o", "schedule.json")
     assert status == 0
-    assert "evaluated at 6 of 12 steps (50.0%)" in out and "█·█" in out, "a budget leaves six evaluations"
+    assert "evaluated at 4 of 12 steps (33.3%)" in out and "policy refresh (evaluations 4)" in out
+    drawn = next(line for line in out.splitlines() if line.startswith("network ")).removeprefix("network ")
+    assert drawn.count("█") == 4 and drawn.count("·") == 8 and drawn[0] == drawn[-1] == "█"
     assert json.loads((tmp_path / "schedule.json").read_text())["steps"] == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "count"), [((), 6), (("--budget", 0.75), 9), (("--every", 4), 3), (("--speedup", 1.5), 8)]
+)
+def test_a_schedule_computes_what_was_asked(tenuto: Run, model: Path, options: tuple[Any, ...], count: int) -> None:
+    status, out, err = tenuto("schedule", model, "--steps", 12, *options, "--json")
+    assert status == 0, err
+    assert json.loads(out)["policy"]["evaluations"] == count
+
+
+def test_two_ways_to_say_how_much_are_refused(tenuto: Run, model: Path) -> None:
+    status, out, err = tenuto("schedule", model, "--steps", 12, "--evaluations", 4, "--budget", 0.5)
+    assert status == 2 and out == "" and "not two of them" in err
 
 
 def test_the_default_reads_no_weight(tenuto: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

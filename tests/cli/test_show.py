@@ -13,8 +13,8 @@ from tests.cli.conftest import Run
 
 def test_show_draws_tables_pages_and_pictures(tenuto: Run, model: Path, tmp_path: Path) -> None:
     tenuto("score", model, "-o", "scores.json")
-    tenuto("schedule", "scores.json", "--steps", 12, "-o", "schedule.json")
-    for file, words in (("scores.json", "score Λ̂"), ("schedule.json", "quadratic extrapolation")):
+    tenuto("schedule", "scores.json", "--steps", 12, "--predict", "linear", "-o", "schedule.json")
+    for file, words in (("scores.json", "score Λ̂"), ("schedule.json", "linear extrapolation")):
         status, out, _ = tenuto("show", file, "--html", f"{file}.html", "--png", f"{file}.png")
         assert status == 0
         assert words in out
@@ -29,7 +29,9 @@ def test_show_draws_tables_pages_and_pictures(tenuto: Run, model: Path, tmp_path
 
 
 def test_a_schedule_of_the_first_format_is_shown_and_says_so(tenuto: Run, model: Path, tmp_path: Path) -> None:
-    tenuto("schedule", model, "--steps", 4, "--every", 2, "--keep", "update", "--predict", "constant", "-o", "s.json")
+    tenuto(
+        "schedule", model, "--steps", 4, "--evaluations", 2, "--keep", "update", "--predict", "constant", "-o", "s.json"
+    )
     record = json.loads((tmp_path / "s.json").read_text())
     for word in ("predict", "keep", "blocks"):
         del record[word]

@@ -1,15 +1,25 @@
 """LLaDA: the network equals an independent one in float64, and its units are its residual branches, each once."""
 
+import copy
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor
 
+import tenuto
+from tenuto.errors import CheckpointError
 from tenuto.models.architecture import ConfigError
+from tenuto.models.attention import attention_in_parts
 from tenuto.models.llada import ARCHITECTURE, LLaDA, LLaDAConfig, from_published, units
+from tenuto.runtime.compilation import compiling, plainly
+from tenuto.runtime.keys import Keys
 from tenuto.runtime.residual import Branch, plain
 
 TINY = LLaDAConfig(
@@ -280,3 +290,69 @@ def test_initial_weights_make_a_quiet_network() -> None:
     network = LLaDA(TINY)
     network.initialize_weights()
     assert network(some_tokens()).abs().max() < 1
+
+
+@pytest.mark.parametrize("config", [TINY, GROUPED])
+def test_joined_matrices_change_nothing_and_take_no_memory(config: LLaDAConfig) -> None:
+    network, tokens = make_network(config), some_tokens()
+    names, expected = set(network.state_dict()), network(tokens)
+    network.fuse()
+    block = network.parts()[1][0]
+    assert block.qkv.data_ptr() == block.q_proj.weight.data_ptr()
+    assert block.gate_up.data_ptr() == block.ff_proj.weight.data_ptr()
+    assert set(network.state_dict()) == names
+    joined = block.qkv
+    network.fuse()
+    assert block.qkv is joined  # joined once
+    torch.testing.assert_close(network(tokens), expected)
+    with_keys = network(tokens, memory=(Keys(), None))
+    torch.testing.assert_close(with_keys, expected)
+
+
+def test_joined_matrices_follow_the_weights() -> None:
+    network, tokens = make_network(), some_tokens()
+    network.fuse()
+    other = make_network(seed=9)
+    network.load_state_dict(other.state_dict())
+    torch.testing.assert_close(network(tokens, memory=(Keys(), None)), other(tokens))
+    copied = copy.deepcopy(network)
+    copied.parts()[1][0].q_proj.weight.data = torch.zeros(16, 16)
+    assert not torch.allclose(copied(tokens, memory=(Keys(), None)), network(tokens))
+    assert copied.parts()[1][0].qkv is None
+    assert network.double().parts()[1][0].qkv is None  # converted weights lie elsewhere
+
+
+def test_attention_in_parts_is_the_same_attention() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 3, n, 8, generator=generator) for n in (5, 24, 24))
+    mask = (torch.arange(24) >= 9)[None, None, None]  # a whole part of six is padding
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(attention_in_parts(q, k, v, mask, 4), expected)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_step_with_a_cache_is_the_same_block_by_block_and_across_blocks(compiled: bool) -> None:
+    network, tokens = make_network(GROUPED), some_tokens()
+    rows = torch.tensor([[3, 5, 4], [8, 0, 2]])
+
+    def block_by_block(unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
+        return h + branch()
+
+    expected_keys, found_keys = Keys(), Keys()
+    for keys in (expected_keys, found_keys):
+        network(tokens, memory=(keys, None))
+    changed = (tokens + 1) % 20
+    expected = network(changed, residual=block_by_block, memory=(expected_keys, rows))
+    with compiling(compiled):
+        found = network(changed, residual=plainly, memory=(found_keys, rows))
+    torch.testing.assert_close(found, expected)
+    for block in network.parts()[1]:
+        for one, other in zip(found_keys.of(block.name), expected_keys.of(block.name), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_llada2_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llada2_moe", "num_experts": 256}))
+    save_file({"model.word_embeddings.weight": torch.zeros(4, 4)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="mixture of experts"):
+        tenuto.load(tmp_path)

@@ -47,7 +47,7 @@ def drawn(network: nn.Module, scheduler: Any, seed: int = 0, calls: int = 1, ste
 @pytest.mark.parametrize("kind", [DDIMScheduler, DPMSolverMultistepScheduler])
 @pytest.mark.parametrize("calls", [1, 2])
 def test_a_loop_evaluates_as_often_as_was_asked(kind: Any, calls: int) -> None:
-    network, scheduler = Small(), kind(**BETAS)
+    network, scheduler = Small(), kind(**BETAS, **({"clip_sample": False} if kind is DDIMScheduler else {}))
     scheduler.set_timesteps(24)
     full = drawn(network, scheduler, calls=calls)
     scheduler.set_timesteps(24)

@@ -72,7 +72,7 @@ def test_what_it_took_is_told(model):
     texts = model.generate(PROMPTS, budget=0.5, stop_at_eos=False, **OPTIONS)
     assert 0 < texts.tokens <= 16 and texts.seconds > 0 and texts.steps == 8 and texts.work == 0.5
     assert texts.tokens_per_second == pytest.approx(texts.tokens / texts.seconds)
-    assert "50% of the unit-steps computed" in texts.summary()
+    assert "8 evaluations, 4 of everything and 4 of a block" in texts.summary()
     assert "everything computed" in model.generate(PROMPTS, **OPTIONS).summary()
     assert model.generate(PROMPTS, speedup=4, **OPTIONS).work == 0.25
 
@@ -126,7 +126,7 @@ def test_padding_prompts_further_changes_nothing(model):
 
 
 def test_what_makes_no_sense_is_refused(model):
-    with pytest.raises(UsageError, match="one of budget, speedup and schedule"):
+    with pytest.raises(UsageError, match="one of budget, speedup, schedule and every"):
         model.generate(PROMPTS, budget=0.5, speedup=2, **OPTIONS)
     with pytest.raises(UsageError, match="Prompts are a list"):
         model.generate("two", **OPTIONS)
@@ -155,3 +155,30 @@ def test_prompts_of_other_lengths_replay_the_same_graphs(directory):
     model.generate(["two and three"], budget=0.5, **OPTIONS)
     assert executor.report().graphs == recorded
     assert model.generate(["two"], budget=0.5, **OPTIONS) == first
+
+
+@pytest.mark.parametrize("options", [{}, {"every": 3}, {"budget": 0.25}, {"temperature": 0.7, "batch": 1}])
+def test_parallel_decoding_tells_what_each_evaluation_wrote(model, options):
+    writing = model.stream(PROMPTS, parallel=0.15, stop_at_eos=False, **OPTIONS, **options)
+    answers = [{}, {}]
+    steps = 0
+    for written in writing:
+        steps += 1
+        for row in range(len(written.tokens)):
+            new = written.of(row)
+            assert not set(new) & set(answers[written.first + row])  # each position once
+            answers[written.first + row] |= new
+    decode = model.model.tokenizer.decode
+    assert [decode([one[place] for place in range(8)]) for one in answers] == writing.texts
+    assert writing.texts.steps <= steps < 16
+    assert model.generate(PROMPTS, parallel=0.15, stop_at_eos=False, **OPTIONS, **options) == writing.texts
+
+
+def test_with_parallel_decoding_the_summary_says_what_was_reused(model):
+    texts = model.generate(PROMPTS, parallel=1.0, every=4, stop_at_eos=False, **OPTIONS)
+    assert "8 evaluations, 2 of everything and 6 of a block, from the KV cache" in texts.summary()
+    assert model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, **OPTIONS).steps == 8
+    with pytest.raises(UsageError, match="goes with parallel decoding"):
+        model.generate(PROMPTS, every=4, **OPTIONS)
+    with pytest.raises(UsageError, match="leave the steps out"):
+        model.generate(PROMPTS, parallel=0.9, steps=4, **OPTIONS)

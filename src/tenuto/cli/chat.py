@@ -15,12 +15,12 @@ from tenuto.cli.console import clean, failure, out, say
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from tenuto.scheduling.schedule import Schedule
     from tenuto.text import LanguageModel, Texts, Writing
 
-BUDGET = 0.5  # of /fast, where nothing else was asked for
 COMMANDS = {
-    "/full": "compute everything",
-    "/fast": "compute what the schedule says",
+    "/full": "compute everything, a token at a time",
+    "/fast": "write what is sure, from the KV cache",
     "/new": "forget the conversation",
     "/quit": "end",
 }
@@ -33,9 +33,14 @@ COMMANDS = {
 def chat(
     model: ModelName,
     prompt: Annotated[str | None, typer.Option(callback=real_text, help="Answer this and end.")] = None,
-    budget: Annotated[
-        float | None, typer.Option(help="Share of unit-steps to compute. Default: 0.5; /full computes all.")
+    parallel: Annotated[
+        float | None,
+        typer.Option(help="Write all tokens of a block that are so probable at once. Default: 0.9, unless --steps."),
     ] = None,
+    every: Annotated[
+        int | None, typer.Option(min=1, help="Compute everything every so many evaluations. Default: 16.")
+    ] = None,
+    budget: Annotated[float | None, typer.Option(help="Instead of --every: share of unit-steps to compute.")] = None,
     speedup: Annotated[
         float | None, typer.Option(help="How many times as fast as full inference; instead of a budget.")
     ] = None,
@@ -52,6 +57,9 @@ def chat(
         float, typer.Option(help="Choose among the likeliest tokens that together have this probability.")
     ] = 1.0,
     seed: Seed = 0,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Compile the network's branches first: later answers are faster.")
+    ] = False,
     device: Device = "cpu",
 ) -> None:
     """Talk with a language model, and see its answers being written. Lines from a pipe are answered one by one."""
@@ -61,15 +69,12 @@ def chat(
     from tenuto.text import load
 
     chosen, place = None if schedule is None else load_schedule(schedule), check_device(device)
-    if budget is None and speedup is None and chosen is None:
-        budget = BUDGET
-    sizes = {"steps": steps, "block_length": block_length}
-    talk = Chat(
-        load(model, device=place),
-        {"budget": budget, "speedup": speedup, "schedule": chosen},
-        {"length": length, "temperature": temperature, "top_p": top_p, "seed": seed}
-        | {name: size for name, size in sizes.items() if size is not None},
-    )
+    fast = fastest(parallel, every, budget, speedup, chosen, steps)
+    options = {"length": length, "temperature": temperature, "top_p": top_p, "seed": seed}
+    if block_length is not None:
+        options["block_length"] = block_length
+    full = {} if steps is None else {"steps": steps}
+    talk = Chat(load(model, device=place, compiled=compiled), fast, full, options)
     if prompt is not None:
         talk.answer(prompt)
         return
@@ -87,6 +92,28 @@ def chat(
             failure(error)
 
 
+def fastest(
+    parallel: float | None,
+    every: int | None,
+    budget: float | None,
+    speedup: float | None,
+    schedule: "Schedule | None",
+    steps: int | None,
+) -> dict[str, Any]:
+    """What /fast means: the options of `LanguageModel.stream` that make it fast."""
+    from tenuto.text import EVERY, PARALLEL
+
+    given: dict[str, Any] = {"budget": budget, "speedup": speedup, "schedule": schedule, "every": every}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if parallel is None and steps is not None:
+        return {"steps": steps, **(chosen or {"budget": 0.5})}
+    if parallel is None and schedule is not None:
+        return chosen
+    if steps is not None:
+        chosen["steps"] = steps  # which is refused with a sentence
+    return {"parallel": PARALLEL if parallel is None else parallel, **(chosen or {"every": EVERY})}
+
+
 def _typed() -> Iterator[str]:
     while True:
         try:
@@ -100,7 +127,8 @@ class Chat:
     """A conversation. Without a chat template each prompt stands by itself."""
 
     model: "LanguageModel"
-    fast: dict[str, Any]  # what /fast means: a budget, a speed-up or a schedule
+    fast: dict[str, Any]  # what /fast means
+    full: dict[str, Any]  # what /full means
     options: dict[str, Any]  # of the sampler
     scheduled: bool = True
     said: list[dict[str, str]] = field(default_factory=list)
@@ -109,7 +137,7 @@ class Chat:
         """A command, or something to answer."""
         if line in ("/full", "/fast"):
             self.scheduled = line == "/fast"
-            say("Every step computes everything." if line == "/full" else "The schedule says what is computed.")
+            say(f"From now on: {COMMANDS[line]}.")
         elif line == "/new":
             self.said.clear()
         elif line.startswith("/"):
@@ -122,7 +150,7 @@ class Chat:
 
         asked = [*self.said, {"role": "user", "content": line}]
         prompt = asked if self.model.chats else line
-        writing = self.model.stream([prompt], **(self.fast if self.scheduled else {}), **self.options)
+        writing = self.model.stream([prompt], **(self.fast if self.scheduled else self.full), **self.options)
         texts = self._watched(writing) if out.is_terminal else writing.texts
         out.print(Text(texts[0]), soft_wrap=True)
         say(texts.summary())
@@ -138,7 +166,7 @@ class Chat:
         length = self.options["length"]
         with Live(console=out, transient=True, refresh_per_second=15) as live:
             for written in writing:
-                answer.update(zip(written.positions[0].tolist(), written.tokens[0].tolist(), strict=True))
+                answer.update(written.of(0))
                 tokens = [answer.get(place) for place in range(length)]
                 live.update(canvas(tokens, self.model.model.tokenizer.decode, config.eos_token_id))
         return writing.texts

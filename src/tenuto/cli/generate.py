@@ -59,6 +59,10 @@ def generate(
     block_length: Annotated[
         int | None, typer.Option(min=1, help="Text: finish so many tokens before the next. Default: the schedule's.")
     ] = None,
+    parallel: Annotated[
+        float | None,
+        typer.Option(help="Text: write all tokens of a block that are at least so probable at once, say 0.9."),
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="Text: 0, the default, takes the likeliest token.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Text: wrap prompts in the model's chat template.")] = False,
     seed: Seed = 0,
@@ -81,7 +85,7 @@ def generate(
     from tenuto.cli.app import check_device
     from tenuto.files import check_writable
     from tenuto.models import is_pipeline, load
-    from tenuto.sampling.masked import block_length_for, sampling_for
+    from tenuto.sampling.masked import sampling_for
     from tenuto.sampling.pictures import Sampling
     from tenuto.scheduling.schedule import load_schedule
 
@@ -92,6 +96,7 @@ def generate(
     writing: dict[str, Any] = {
         "length": length,
         "block-length": block_length,
+        "parallel": parallel,
         "temperature": temperature,
         "chat": chat or None,
     }
@@ -109,12 +114,13 @@ def generate(
     if family.asks_for == "prompt":
         _refuse("a language model", model, **drawing)
         length = LENGTH if length is None else length
-        record.take(output, steps, length)
+        record.take(output, steps, length, **({} if parallel is None else {"parallel": parallel}))
         sampling = sampling_for(
             loaded,
             steps=record.steps,
             length=length,
-            block_length=block_length or block_length_for(length, chosen),
+            block_length=block_length or _block_length(length, chosen, parallel),
+            parallel=parallel,
             temperature=temperature or 0.0,
             guidance=guidance,
             seed=seed,
@@ -126,6 +132,14 @@ def generate(
     executor = _executor(loaded, chosen, None if memory is None else memory * 2**20, **how)
     by = Sampling(steps=record.steps, solver=solver or "ddim", guidance=guidance)
     return _draw(record, loaded, ask(loaded, classes, prompts, count), by, batch, seed, vae, executor)
+
+
+def _block_length(length: int, schedule: "Schedule | None", parallel: float | None) -> int:
+    """With parallel decoding, the schedule says nothing about blocks: 32 tokens if that divides the length."""
+    from tenuto.sampling.masked import block_length_for
+    from tenuto.text import BLOCK
+
+    return BLOCK if parallel is not None and length % BLOCK == 0 else block_length_for(length, schedule)
 
 
 @dataclass
@@ -273,9 +287,16 @@ def _write(
 
     texts: list[dict[str, str]] = []
     place = claimed(record.folder) if record.folder else nullcontext()
+    evaluations: list[int] = []  # of each batch
+
+    def advanced(rows: int) -> None:
+        evaluations[-1] += 1
+        advance(rows)
+
     with place, progress("Writing", len(prompts) * sampling.steps) as advance:
         for start in range(0, len(prompts), batch):
             part = prompts[start : start + batch]
+            evaluations.append(0)
             written = generate_text(
                 model,
                 part,
@@ -283,9 +304,11 @@ def _write(
                 chat=chat,
                 sampling=replace(sampling, seed=sampling.seed + start),
                 batch=batch,
-                progress=advance,
+                progress=advanced,
                 **how,
             )
+            if sampling.in_parallel:
+                record.steps = max(evaluations)  # which is known only now
             texts += [{"prompt": prompt, "text": text} for prompt, text in zip(part, written, strict=True)]
             record.write(texts=texts)
             if record.folder is not None:

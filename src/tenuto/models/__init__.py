@@ -240,6 +240,11 @@ def _family(checkpoint: Checkpoint) -> Architecture:
     if checkpoint.config is not None:
         kind, class_name = checkpoint.config.get("model_type"), checkpoint.config.get("_class_name")
         if isinstance(kind, str):
+            if kind.lower().startswith("llada2"):
+                raise CheckpointError(
+                    f"{checkpoint.path} is a LLaDA2: a mixture of experts whose blocks see only what is before them. "
+                    "Neither is implemented; LLaDA-8B, LLaDA-1.5 and Dream-7B are."
+                )
             if kind.lower() not in ARCHITECTURES:  # published configs of Dream write "Dream"
                 raise CheckpointError(
                     f"The config.json of {checkpoint.path} says model_type {kind!r}; known are "

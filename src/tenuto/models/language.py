@@ -5,9 +5,11 @@ additions of a block go through the seam. There is no timestep: the number of ma
 generation is.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import fields
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -15,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tenuto.models.architecture import ConfigError
-from tenuto.runtime.compilation import at_once, branch_function
+from tenuto.models.attention import attention
+from tenuto.runtime.compilation import at_once, branch_function, compiling, plainly
 from tenuto.runtime.keys import Keys
 from tenuto.runtime.positions import places_of, take
 from tenuto.runtime.residual import Deferred, Residual, plain
@@ -132,11 +135,17 @@ class LanguageBlock(nn.Module):
     ff_proj: Any
     up_proj: Any
     ff_out: Any
+    qkv: Tensor | None
+    qkv_bias: Tensor | None
+    gate_up: Tensor | None
 
     def __init__(self, name: str, config: LanguageConfig) -> None:
         super().__init__()
         self.name, self.head_dim = name, config.head_dim
         self.shared = config.n_heads // config.n_kv_heads  # query heads per key head
+        # What `fuse` makes: the matrices of q, k and v as one, and those of the gate and of the other input of the MLP.
+        for joined in ("qkv", "qkv_bias", "gate_up"):
+            self.register_buffer(joined, None, persistent=False)
 
     def forward(
         self, x: Tensor, rope: Deferred, mask: Tensor | None, residual: Residual, memory: Memory = None
@@ -171,32 +180,143 @@ class LanguageBlock(nn.Module):
             keys.write(self.name, k, v)
         else:
             k, v = keys.update(self.name, rows, k, v)
-        return self.combine(q, k, v, mask)
+        return self.merge(self.seen(q, k, v, mask))
 
     @branch_function
     def project(self, x: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x = self.attn_norm(x)
-        projected = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
-        q, k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in projected)
-        return rotate(q, cosines, sines), rotate(k, cosines, sines), v
+        return self.projected(x, cosines, sines)
 
     @branch_function
-    def combine(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        return self._combined(q, k, v, mask)
-
-    def _combined(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        if self.shared > 1:
-            k, v = k.repeat_interleave(self.shared, dim=1), v.repeat_interleave(self.shared, dim=1)
-        found: Tensor = self.attn_out(
-            F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
-        )
-        return found
+    def merge(self, seen: Tensor) -> Tensor:
+        return self.merged(seen)
 
     @branch_function
     def feed(self, x: Tensor) -> Tensor:
+        return self.fed(x)
+
+    def projected(self, x: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, [B, heads, N, d_h] each."""
+        x = self.attn_norm(x)
+        if self.qkv is None:
+            projected = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        else:
+            sizes = [layer.weight.shape[0] for layer in (self.q_proj, self.k_proj, self.v_proj)]
+            projected = F.linear(x, self.qkv, self.qkv_bias).split(sizes, dim=-1)
+        q, k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in projected)
+        return rotate(q, cosines, sines), rotate(k, cosines, sines), v
+
+    def merged(self, seen: Tensor) -> Tensor:
+        """What all heads saw, [B, heads, P, d_h], as an update. Its shapes do not depend on the number of keys."""
+        merged: Tensor = self.attn_out(seen.transpose(1, 2).flatten(2))
+        return merged
+
+    def _combined(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        found: Tensor = self.attn_out(self.seen(q, k, v, mask).transpose(1, 2).flatten(2))
+        return found
+
+    def seen(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        # Heads that share keys ask together: to the attention, they are more queries of one head.
+        asked = q.unflatten(1, (-1, self.shared)).flatten(2, 3)
+        return attention(asked, k, v, mask).unflatten(2, (self.shared, -1)).flatten(1, 2)
+
+    def fed(self, x: Tensor) -> Tensor:
         x = self.ff_norm(x)
-        fed: Tensor = self.ff_out(F.silu(self.ff_proj(x)) * self.up_proj(x))
+        if self.gate_up is None:
+            gate, up = self.ff_proj(x), self.up_proj(x)
+        else:
+            gate, up = F.linear(x, self.gate_up).chunk(2, dim=-1)
+        fed: Tensor = self.ff_out(F.silu(gate) * up)
         return fed
+
+    def fuse(self) -> None:
+        """Join matrices that read the same input, so that one large product replaces several small ones.
+
+        The layers' own weights become parts of the joined matrices: nothing is stored twice, and names stay.
+        """
+        projections = [self.q_proj, self.k_proj, self.v_proj]
+        self.qkv = _joined([layer.weight for layer in projections], self.qkv)
+        if projections[0].bias is not None:
+            self.qkv_bias = _joined([layer.bias for layer in projections], self.qkv_bias)
+        self.gate_up = _joined([self.ff_proj.weight, self.up_proj.weight], self.gate_up)
+
+    def check_joined(self) -> None:
+        """Forget joined matrices that the layers' weights no longer lie in: weights were replaced, or copied."""
+        for joined, layer in ((self.qkv, self.q_proj), (self.gate_up, self.ff_proj)):
+            with suppress(RuntimeError):  # a tensor without values has no address
+                if joined is not None and joined.data_ptr() != layer.weight.data_ptr():
+                    return self.separate()
+        return None
+
+    def separate(self) -> None:
+        """Forget the joined matrices; the layers keep their weights."""
+        self.qkv = self.qkv_bias = self.gate_up = None
+
+
+def _joined(parts: list[nn.Parameter], joined: Tensor | None) -> Tensor:
+    """The parts as one tensor, in whose memory each part then lies. If they lie there already: `joined` itself."""
+    if joined is not None:
+        ends = accumulate((part.numel() for part in parts), initial=0)
+        places = [joined.data_ptr() + end * joined.itemsize for end in ends]
+        if [part.data_ptr() for part in parts] == places[:-1]:
+            return joined
+    with torch.no_grad(), torch.inference_mode(False):
+        joined = torch.cat([part.detach() for part in parts])
+        for part, lies in zip(parts, joined.split([len(part) for part in parts]), strict=True):
+            part.data = lies
+    return joined
+
+
+def cached_step(
+    h: Tensor, blocks: Sequence[LanguageBlock], rope: Deferred, mask: Tensor | None, keys: Keys, rows: Tensor
+) -> Tensor:
+    """All blocks at some tokens, the KV cache supplying the others: what `LanguageBlock.forward` computes.
+
+    If no unit is held, nothing needs to come between two blocks. So everything from one attention to the next is one
+    function: compiled, it runs in half as many kernels, and the cache is written by the kernel that computes the keys.
+    """
+    first, last = blocks[0], blocks[-1]
+    q = enter(first, h, rope[0], rope[1], *keys.of(first.name), rows)
+    for block, after in pairwise(blocks):
+        seen = block.seen(q, *keys.of(block.name), mask)
+        h, q = cross(block, after, h, seen, rope[0], rope[1], *keys.of(after.name), rows)
+    left: Tensor = leave(last, h, last.seen(q, *keys.of(last.name), mask))
+    return left
+
+
+@branch_function
+def enter(
+    block: LanguageBlock, h: Tensor, cosines: Tensor, sines: Tensor, all_keys: Tensor, all_values: Tensor, rows: Tensor
+) -> Tensor:
+    """The queries of a block; its keys and values are written into the cache."""
+    return _entered(block, h, cosines, sines, all_keys, all_values, rows)
+
+
+@branch_function
+def cross(block: LanguageBlock, after: LanguageBlock, h: Tensor, seen: Tensor, *entering: Tensor) -> tuple[Tensor, ...]:
+    """From what a block's attention saw to the stream behind the block and the next block's queries."""
+    h = _left(block, h, seen)
+    return h, _entered(after, h, *entering)
+
+
+@branch_function
+def leave(block: LanguageBlock, h: Tensor, seen: Tensor) -> Tensor:
+    return _left(block, h, seen)
+
+
+def _entered(
+    block: LanguageBlock, h: Tensor, cosines: Tensor, sines: Tensor, all_keys: Tensor, all_values: Tensor, rows: Tensor
+) -> Tensor:
+    q, k, v = block.projected(h, cosines, sines)
+    row = torch.arange(len(rows), device=rows.device)[:, None, None]
+    head = torch.arange(k.shape[1], device=rows.device)[None, :, None]
+    all_keys.index_put_((row, head, rows[:, None, :]), k.to(all_keys.dtype))
+    all_values.index_put_((row, head, rows[:, None, :]), v.to(all_values.dtype))
+    return q
+
+
+def _left(block: LanguageBlock, h: Tensor, seen: Tensor) -> Tensor:
+    h = h + block.merged(seen)
+    return h + block.fed(h)
 
 
 def _given(rows: Tensor | None) -> tuple[Tensor, ...]:
@@ -220,7 +340,8 @@ class LanguageNetwork(nn.Module):
         attention_mask: Tensor | None = None,
         positions: Tensor | None = None,
         memory: Memory = None,
-    ) -> Tensor:
+        read: Callable[[Tensor], Any] | None = None,
+    ) -> Any:
         """tokens [B, N] -> logits [B, N, embedding_size], or [B, P, embedding_size] for P positions.
 
         attention_mask  bool [B, N], True at real tokens; needed for prompts padded on the left. None: all are real
@@ -228,8 +349,11 @@ class LanguageNetwork(nn.Module):
         memory          (keys, rows): the KV cache and the tokens to compute. If rows [B, R] are given, only these
                         tokens are computed, and the cache supplies the others. The rows must include every position at
                         which a prediction is made
+        read            what to make of the logits; its result is returned instead of them
         """
         embedding, blocks, norm, head = self.parts()
+        for block in blocks:
+            block.check_joined()
         rows = None if memory is None else memory[1]
         if attention_mask is None:
             mask, places = None, torch.arange(tokens.shape[1], device=tokens.device)[None]
@@ -242,10 +366,25 @@ class LanguageNetwork(nn.Module):
             made = None if made is None else places_of(made, rows)
         rope = Deferred(lambda: rotary_angles(places, self.config.head_dim, self.config.rope_theta))
         h = embedding(tokens)
-        for block in blocks:
-            h = block(h, rope, mask, residual, memory)
+        if memory is not None and rows is not None and residual in (plain, plainly):
+            h = cached_step(h, list(blocks), rope, mask, memory[0], rows)
+        else:
+            # With a KV cache, full steps are rare, and each length of a prompt would be compiled for itself.
+            with compiling(False) if memory is not None else nullcontext():
+                for block in blocks:
+                    h = block(h, rope, mask, residual, memory)
         logits: Tensor = head(norm(h if made is None else take(h, made)))
-        return logits
+        return logits if read is None else read(logits)
+
+    def fuse(self) -> None:
+        """Join the matrices that read the same input, block by block. Does nothing if they are joined already."""
+        for block in self.parts()[1]:
+            block.fuse()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        for block in self.parts()[1]:  # moved or converted, the weights would no longer lie in the joined matrices
+            block.separate()
+        return super()._apply(fn, recurse)
 
     def _made_at(
         self, positions: Tensor | None, tokens: Tensor, attention_mask: Tensor | None, rows: Tensor | None

@@ -136,7 +136,7 @@ class Engine:
         loop = mine[-1] if mine else None
         if loop is None:
             return original(*args, **kwargs)
-        if loop.outside:
+        if loop.outside and loop.stepped_by(original.__self__):
             loop.went_on()
         return loop.take_step(original.__self__, original, *args, **kwargs)
 

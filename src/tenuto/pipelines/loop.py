@@ -119,6 +119,10 @@ class Loop:
         """The loop goes on with its next step: callbacks are over."""
         self.outside = False
 
+    def stepped_by(self, scheduler: Any) -> bool:
+        """Whether this scheduler took the current step already; a second one may follow."""
+        return id(scheduler) in self._stepped
+
     def went_on(self) -> None:
         """The loop went on without a word, and its last evaluation was taken for a callback's: plan the rest anew."""
         self.told_to_go_on = self.outside = False

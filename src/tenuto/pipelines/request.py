@@ -75,7 +75,8 @@ class Request:
         chosen = [f"{name} {value}" for name, value in self.options if name in ("every", "tau", "keep", "held")]
         if self.policy is not None:
             chosen.insert(0, f"policy {self.policy}")
-        if self.budget is not None or not any(name in ("every", "tau") for name, _ in self.options):
+        by_hand = self.policy is not None or any(name in ("every", "tau") for name, _ in self.options)
+        if self.budget is not None or not by_hand:
             chosen.insert(0, f"a budget of {BUDGET if self.budget is None else self.budget:g}")
         return ", ".join(chosen)
 

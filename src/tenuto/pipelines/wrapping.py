@@ -26,6 +26,11 @@ class Replacement:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._wrapper(self.original, *args, **kwargs)
 
+    @property
+    def __self__(self) -> Any:
+        """As a bound method says whose it is."""
+        return self._owner
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         twin = memo.get(id(self._owner))
         if twin is None:

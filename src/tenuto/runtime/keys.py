@@ -14,6 +14,10 @@ class Keys:
     def bytes(self) -> int:
         return sum(tensor.nbytes for pair in self._kept.values() for tensor in pair)
 
+    def of(self, name: str) -> tuple[Tensor, Tensor]:
+        """The buffers of one attention: keys and values of all positions."""
+        return self._kept[name]
+
     def write(self, name: str, keys: Tensor, values: Tensor) -> None:
         """Keep the keys and values of all positions."""
         if name not in self._kept:

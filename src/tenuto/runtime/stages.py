@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 STAGES = 4  # how many signatures of inputs keep their graphs; the least recently used one is dropped
 SIGNATURES = 8  # for how many signatures of inputs one stage records graphs
+MANY = 512  # tokens; above that, full steps with a KV cache are not recorded
 ROWS = "rows of held units"  # the name of these positions among the inputs of a graph
 
 
@@ -172,6 +173,10 @@ class Stage:
     def run(self, executor: "Executor", step: int, leaves: Sequence[Any], spec: TreeSpec, first: Signature) -> Any:
         """One evaluation; `first` is the signature that the generation began with."""
         signature = signature_of(leaves, spec)
+        if self.keys is not None and executor.full_steps[step] and _many(leaves):
+            inputs, named = tree_unflatten(list(leaves), spec)
+            rows = named.pop(ROWS, None)
+            return executor.evaluate(step, inputs, named, rows, self.keys)
         program = 0 if self.keys is None else int(executor.full_steps[step])
         if self.cells is not None:
             program = self.cells.program(step)
@@ -217,3 +222,11 @@ class Stage:
         except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
             stages.failed(first, f"recording one failed ({first_line(error)})")
         return output
+
+
+def _many(leaves: Sequence[Any]) -> bool:
+    """Whether the first input has so many tokens that computing them all keeps a GPU busy without a graph.
+
+    A graph would gain nothing there, and its memory for all activations could be had by nobody else.
+    """
+    return isinstance(leaves[0], Tensor) and leaves[0].numel() >= MANY

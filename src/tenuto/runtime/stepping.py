@@ -39,7 +39,7 @@ class Stepping:
         self._order = order
         self._levels = nature.levels
         self._places = places_of(nature.levels, len(self._computed))
-        self._twice = self._places[-1] < len(self._computed) - 1  # evaluated at one noise level
+        self._twice = self._places[-1] < 0.75 * (len(self._computed) - 1)  # evaluated at many noise levels
         self._asked_to_correct = corrected
         self.uncorrected_because = ""
         if corrected and nature.levels is None:

@@ -1,14 +1,14 @@
 """Text from masks: the sampling loop of masked diffusion language models, block after block.
 
-It is LLaDA's `generate`, with the rules of Dream's `diffusion_generate` for which tokens to keep.
+It is LLaDA's `generate`, with the rules of Dream's `diffusion_generate` for which tokens to keep. `parallel` is the
+other loop, which writes as many tokens at a time as the network is sure of.
 
 Within a block every step is one network evaluation that writes a number of tokens known ahead. So the host does not
 wait for the device within a block: no value is read back, and every shape is fixed.
 """
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,88 +17,29 @@ from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto.models.language import LanguageConfig, LanguageNetwork
 from tenuto.runtime.executor import Executor, Mode, executor_for
+from tenuto.sampling.guesses import choose_tokens, confidences, most_confident, nucleus
+from tenuto.sampling.parallel import Written, write_in_parallel
+from tenuto.sampling.prompts import Canvas, check_memory, check_request, encoded
+from tenuto.sampling.settings import MaskedSampling
 from tenuto.scheduling.schedule import Schedule
-
-# Which of the tokens predicted at a step are kept. low_confidence: the likeliest. margin: those furthest ahead of the
-# second likeliest (Dream's topk_margin). entropy: those whose distribution has the least entropy. random: any.
-Remasking = Literal["low_confidence", "margin", "entropy", "random"]
-
-
-@dataclass(frozen=True)
-class MaskedSampling:
-    """How to get from masks to text."""
-
-    steps: int = 128  # network evaluations, over all blocks
-    length: int = 128  # tokens to write after each prompt
-    block_length: int = 32  # tokens of a block, which is finished before the next one begins
-    temperature: float = 0.0  # 0: always the likeliest token
-    guidance: float = 0.0  # w in l_null + (w + 1) (l_prompt − l_null); 0: no guidance, at half the cost
-    remasking: Remasking = "low_confidence"
-    seed: int = 0  # of the first row; each further row adds 1
-    stop_at_eos: bool = True  # stop when every row has ended; checked only between blocks
-    top_p: float = 1.0  # only the likeliest tokens whose probabilities add up to this
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "length", "block_length"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        if self.length % self.block_length:
-            raise UsageError(
-                f"{self.length} tokens cannot be written in blocks of {self.block_length}: "
-                "length must be a multiple of block_length."
-            )
-        if self.steps % self.blocks:
-            raise UsageError(
-                f"{self.steps} steps cannot be shared equally among {self.blocks} blocks "
-                f"({self.length} tokens in blocks of {self.block_length})."
-            )
-        if self.steps > self.length:
-            raise UsageError(
-                f"{self.steps} steps are more than the {self.length} tokens to write: each step writes at least one."
-            )
-        if not self.temperature >= 0:
-            raise UsageError(f"The temperature must not be negative, and {self.temperature} is.")
-        if not 0 < self.top_p <= 1:
-            raise UsageError(f"top_p lies above 0 and is at most 1, not {self.top_p}.")
-        if not self.guidance >= 0:
-            raise UsageError(f"Guidance must not be negative, and {self.guidance} is.")
-        if self.remasking not in get_args(Remasking):
-            raise UsageError(f"Remasking is one of {', '.join(get_args(Remasking))}, not {self.remasking!r}.")
-
-    @property
-    def blocks(self) -> int:
-        return self.length // self.block_length
-
-    @property
-    def writes(self) -> tuple[int, ...]:
-        """How many tokens each step of a block writes: equal shares; the first steps also write the remainder."""
-        steps = self.steps // self.blocks
-        share, remainder = divmod(self.block_length, steps)
-        return tuple(share + (step < remainder) for step in range(steps))
 
 
 def sampling_for(model: Model, **options: Any) -> MaskedSampling:
-    """The sampling of a model: the given options, and by default its family's remasking rule."""
-    return MaskedSampling(**{"remasking": model.architecture.remasking, **options})
+    """The sampling of a model: the given options, and by default its family's remasking rule.
+
+    With parallel decoding the default is the probability, which the threshold is about, and steps need not be given.
+    """
+    parallel = options.get("parallel") is not None or options.get("factor") is not None
+    default: dict[str, Any] = {"remasking": "low_confidence" if parallel else model.architecture.remasking}
+    if parallel:
+        default["steps"] = options.get("length", MaskedSampling.length)
+    return MaskedSampling(**{**default, **options})
 
 
 def block_length_for(length: int, schedule: Schedule | None) -> int:
     """The length that gives as many blocks as the schedule was made for; if there is no such length, one block."""
     blocks = 1 if schedule is None else schedule.blocks
     return length // blocks if length % blocks == 0 else length
-
-
-@dataclass(frozen=True)
-class Written:
-    """What one step wrote. The tensors are on the model's device, and only reading their values waits for the device.
-
-    positions, tokens  [B, count]; positions are counted from the end of each prompt
-    first              the index of the batch's first prompt
-    """
-
-    positions: Tensor
-    tokens: Tensor
-    first: int
 
 
 def generate_tokens(
@@ -146,11 +87,15 @@ def write_tokens(
     """
     executor = Executor(model) if isinstance(model, nn.Module) else model
     config: LanguageConfig = executor.network.config  # type: ignore[attr-defined]
-    _check_request(config, executor, prompts, sampling, batch)
+    check_request(config, executor, prompts, sampling, batch)
+    weights = next(executor.network.parameters())  # type: ignore[attr-defined]
+    longest = max(map(len, prompts)) + sampling.length
+    check_memory(config, min(batch, len(prompts)), longest, sampling, weights.device, weights.itemsize)
+    write = write_in_parallel if sampling.in_parallel else _write_batch
     rows = []
     for start in range(0, len(prompts), batch):
         chunk = prompts[start : start + batch]
-        rows.append((yield from _write_batch(executor, config, chunk, sampling, start, pad_to)).cpu())
+        rows.append((yield from write(executor, config, chunk, sampling, start, pad_to)).cpu())
     written = torch.cat(rows)
     return _ended(written, config.eos_token_id) if sampling.stop_at_eos else written
 
@@ -166,13 +111,8 @@ def _write_batch(
 ) -> Generator[Written, None, Tensor]:
     network: Any = executor.network
     device = next(network.parameters()).device
-    tokens, real = (part.to(device) for part in _padded(prompts, sampling.length, config, pad_to))
-    width = tokens.shape[1] - sampling.length  # of the prompts
-    padded = pad_to > 1 or any(len(prompt) < width for prompt in prompts)
-    mask = real if padded else None
-    if sampling.guidance and padded:
-        mask = torch.cat([real, real])
-    generators = [torch.Generator().manual_seed(sampling.seed + start + row) for row in range(len(prompts))]
+    canvas = Canvas(prompts, config, sampling, start, pad_to, device)
+    tokens, width = canvas.tokens, canvas.width
     evaluate, recorded = executor.start(), executor.captures(device)
     whole = torch.arange(sampling.block_length, device=device).expand(len(prompts), -1)
     rows = None
@@ -191,24 +131,14 @@ def _write_batch(
             places = written.sort(dim=1, stable=True).indices[:, :left]  # within the block, from left to right
             # A recorded evaluation needs inputs of one shape: the whole block. Written places are left out afterwards.
             asked = whole if recorded else places
-            inputs, positions = tokens, first + asked
-            if sampling.guidance:
-                blind = tokens.clone()
-                blind[:, :width] = config.mask_token_id
-                inputs, positions = torch.cat([tokens, blind]), torch.cat([positions, positions])
-            named: dict[str, Any] = {"attention_mask": mask, "positions": positions}
-            if rows is not None and rows.wanted:
-                again = rows.next(first)
-                named["rows"] = torch.cat([again, again]) if sampling.guidance else again
-            logits = evaluate(inputs, **named).float()
-            if sampling.guidance:
-                seeing, unseeing = logits.chunk(2)
-                logits = unseeing + (sampling.guidance + 1) * (seeing - unseeing)
+            again = rows.next(first) if rows is not None and rows.wanted else None
+            inputs, named = canvas.inputs(first + asked, again)
+            logits = canvas.guided(evaluate(inputs, **named))
             if recorded:
                 logits = logits.gather(1, places[:, :, None].expand(-1, -1, logits.shape[-1]))
             logits = nucleus(logits, sampling)
-            guesses = choose_tokens(logits, sampling, config.mask_token_id, generators, places)
-            confidence = confidences(logits, guesses, sampling, generators, places)
+            guesses = choose_tokens(logits, sampling, config.mask_token_id, canvas.seeded, places)
+            confidence = confidences(logits, guesses, sampling, canvas.seeded, places)
             chosen = most_confident(confidence, count)
             at, new = first + places.gather(1, chosen), guesses.gather(1, chosen)
             tokens.scatter_(1, at, new)
@@ -270,114 +200,12 @@ class RowsOf:
         self.step += 1
 
 
-def nucleus(logits: Tensor, sampling: MaskedSampling) -> Tensor:
-    """Keep the likeliest tokens whose probabilities at the temperature add up to top_p; exclude the others."""
-    if sampling.top_p == 1:
-        return logits
-    ordered, order = logits.sort(dim=-1, descending=True)
-    likely = (ordered / (sampling.temperature or 1.0)).softmax(-1)
-    before = likely.cumsum(-1) - likely  # the probability of all tokens before each
-    return torch.empty_like(logits).scatter_(-1, order, ordered.masked_fill(before >= sampling.top_p, float("-inf")))
-
-
-def choose_tokens(
-    logits: Tensor,
-    sampling: MaskedSampling,
-    mask_token: int,
-    generators: Sequence[torch.Generator],
-    places: Tensor,
-) -> Tensor:
-    """A token for each place, [B, P, V] -> [B, P]: the likeliest, or at a temperature one drawn by the Gumbel trick.
-
-    The mask token is never chosen. A trained network does not predict it; a network with held branches might.
-    """
-    if sampling.temperature > 0:
-        # e^l / (−log u)^T, as published: in float64, because rounding would favour the likely tokens too much
-        noise = _draw(generators, (sampling.block_length, logits.shape[-1]), torch.float64, logits.device)
-        noise = noise.gather(1, places[:, :, None].expand(-1, -1, logits.shape[-1]))
-        logits = logits.double().exp() / (-noise.log()) ** sampling.temperature
-    return logits.index_fill(-1, torch.full((1,), mask_token, device=logits.device), float("-inf")).argmax(-1)
-
-
-def confidences(
-    logits: Tensor, guesses: Tensor, sampling: MaskedSampling, generators: Sequence[torch.Generator], places: Tensor
-) -> Tensor:
-    """[B, P]: the confidence in each guess, or random numbers.
-
-    As published, LLaDA's rule ignores the temperature, and Dream's rules (margin, entropy) use it.
-    """
-    if sampling.remasking == "random":
-        return _draw(generators, (sampling.block_length,), torch.float32, logits.device).gather(1, places)
-    if sampling.remasking == "low_confidence":
-        return logits.softmax(-1).gather(-1, guesses[..., None])[..., 0]
-    likely = (logits / (sampling.temperature or 1.0)).softmax(-1)
-    if sampling.remasking == "entropy":
-        return (likely * (likely + 1e-10).log()).sum(-1)
-    best, second = likely.topk(2, dim=-1).values.unbind(-1)
-    return best - second
-
-
-def most_confident(confidence: Tensor, count: int) -> Tensor:
-    """[B, P] -> the `count` most confident places of each row, [B, count]; of equal ones, the leftmost."""
-    # A stable sort, not top-k, because top-k orders equal values differently on different devices.
-    return confidence.sort(dim=1, descending=True, stable=True).indices[:, :count]
-
-
-def _padded(
-    prompts: Sequence[Sequence[int]], length: int, config: LanguageConfig, pad_to: int
-) -> tuple[Tensor, Tensor]:
-    """Prompts padded on the left, followed by `length` masks, and which tokens are not padding: each [B, N]."""
-    width = -(-max(len(prompt) for prompt in prompts) // pad_to) * pad_to
-    tokens = torch.full((len(prompts), width + length), config.mask_token_id)
-    real = torch.ones_like(tokens, dtype=torch.bool)
-    for row, prompt in enumerate(prompts):
-        start = width - len(prompt)
-        tokens[row, :start] = config.eos_token_id
-        tokens[row, start:width] = torch.tensor(prompt, dtype=torch.long)
-        real[row, :start] = False
-    return tokens, real
-
-
-def _draw(
-    generators: Sequence[torch.Generator], shape: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """Uniform numbers [len(generators), *shape], each row from its own generator; the copy does not block the host."""
-    noise = torch.stack([torch.rand(tuple(shape), generator=generator, dtype=dtype) for generator in generators])
-    return noise.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else noise.to(device)
-
-
 def _all_ended(written: Tensor, eos_token: int) -> bool:
     return bool((written == eos_token).any(dim=1).all())
 
 
 def _ended(written: Tensor, eos_token: int) -> Tensor:
     return written.masked_fill((written == eos_token).cumsum(1) > 0, eos_token)
-
-
-def _check_request(
-    config: LanguageConfig,
-    executor: Executor,
-    prompts: Sequence[Sequence[int]],
-    sampling: MaskedSampling,
-    batch: int,
-) -> None:
-    if not prompts:
-        raise UsageError("No prompt was given.")
-    if batch < 1:
-        raise UsageError(f"A batch holds at least one prompt, not {batch}.")
-    for prompt in prompts:
-        if wrong := [token for token in prompt if not 0 <= token < config.embedding_size]:
-            raise UsageError(f"The model knows the tokens 0 to {config.embedding_size - 1}, not {wrong[0]}.")
-        if len(prompt) + sampling.length > config.max_sequence_length:
-            raise UsageError(
-                f"A prompt of {len(prompt)} tokens and {sampling.length} to write are more than the "
-                f"{config.max_sequence_length} the model was made for."
-            )
-    if executor.schedule is not None and executor.schedule.steps != sampling.steps:
-        raise UsageError(
-            f"The schedule is for {executor.schedule.steps} steps and the sampler takes {sampling.steps}. "
-            f"Sample with {executor.schedule.steps} steps, or make a schedule for {sampling.steps}."
-        )
 
 
 def generate_text(
@@ -406,12 +234,3 @@ def generate_text(
         progress=progress,
     )
     return [model.tokenizer.decode(row) for row in tokens.tolist()]
-
-
-def encoded(model: Model, prompts: Sequence[Any], chat: bool = False) -> list[list[int]]:
-    """The tokens of each prompt; `chat` wraps a text as a user message. A conversation is a list of messages."""
-    if model.architecture.asks_for != "prompt":
-        raise UsageError(f"{model.name} draws, it does not write; use generate.")
-    if isinstance(prompts, str):
-        raise UsageError(f"Prompts are a list: give [{prompts!r}].")
-    return [model.tokenizer.encode(prompt, chat) for prompt in prompts]

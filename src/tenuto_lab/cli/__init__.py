@@ -5,6 +5,7 @@ Every module imports what is heavy when its command runs, so that the help answe
 
 from tenuto_lab.cli import (  # noqa: F401
     bench,
+    eval_build,
     eval_compare,
     eval_lm,
     eval_pictures,

@@ -36,6 +36,13 @@ def lm(
         int | None,
         typer.Option(min=1, help="Tokens finished before the next. Default: the schedule's, else all."),
     ] = None,
+    parallel: Annotated[
+        float | None, typer.Option(help="Parallel decoding: write all tokens of a block that are so probable at once.")
+    ] = None,
+    every: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --parallel: compute everything every so many evaluations, else a block."),
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Wrap prompts in the model's chat template.")] = False,
     draws: Annotated[int, typer.Option(min=1, max=MOST, help="Random draws for the estimate of a likelihood.")] = 128,
     seed: Seed = 0,
@@ -79,7 +86,7 @@ def lm(
     chosen = load_schedule(schedule) if schedule else None
     loaded = load(model, device=place, dtype=getattr(torch, dtype) if dtype else None)
     how: dict[str, Any] = {"length": length, "steps": steps, "block_length": block_length, "chat": chat}
-    how |= {"mode": mode, "compiled": compiled}
+    how |= {"mode": mode, "compiled": compiled, "parallel": parallel, "every": every}
     if names:
         from tenuto_lab.full_size.harness import TenutoLM
 

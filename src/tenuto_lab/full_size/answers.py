@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tenuto import deciding
 from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto.runtime.executor import Mode, executor_for
@@ -31,17 +32,25 @@ class Writer:
         length: int = LENGTH,
         steps: int | None = None,
         block_length: int | None = None,
+        parallel: float | None = None,
+        every: int | None = None,
         chat: bool = False,
         batch: int = 16,
         mode: Mode = "auto",
         compiled: bool = False,
     ) -> None:
         """steps         by default the schedule's number; without a schedule, one per token
+        parallel      the threshold of parallel decoding
+        every         with `parallel`: everything is computed every so many evaluations, else a block with a KV cache
         block_length  by default the schedule's number of blocks; without a schedule, one block
         chat          wrap each prompt as a user's message, with the model's own template
         """
         if model.architecture.asks_for != "prompt":
             raise UsageError(f"{model.name} draws; its pictures are evaluated by: tenuto lab eval samples {model.name}")
+        if every is not None:
+            if parallel is None or schedule is not None:
+                raise UsageError("`every` goes with parallel decoding and without a schedule.")
+            schedule = deciding.schedule(model, length, every=every, rows="block")
         if schedule is not None:
             model.check_fits(schedule)
         self.model, self.schedule, self.chat, self.batch = model, schedule, chat, batch
@@ -50,6 +59,7 @@ class Writer:
             steps=steps or (schedule.steps if schedule else length),
             length=length,
             block_length=block_length or block_length_for(length, schedule),
+            parallel=parallel,
             guidance=model.architecture.guidance,
         )
         self.how: dict[str, Any] = {"mode": mode, "compiled": compiled}

@@ -57,9 +57,9 @@ def test_a_units_error_is_the_outputs_deviation_while_it_alone_is_held(model: An
     seen: list[Any] = []
 
     class Spy(Executor):
-        def start(self, course: Any = None) -> Any:
+        def start(self) -> Any:
             seen.append([])
-            generation = super().start(course)
+            generation = super().start()
 
             def call(*inputs: Any, **named: Any) -> Any:
                 output = generation(*inputs, **named)

@@ -1,0 +1,401 @@
+"""Tokens a second of LLaDA-8B's shapes, beside eager inference, Fast-dLLM's loop and the time of reading the weights.
+
+    python -m benchmarks.text_8b --device cuda                 # under five minutes on an H200; goes on where it stopped
+    python -m benchmarks.text_8b --device cpu --small          # a dry run on a network of a few thousand weights
+
+The weights are random, so the text means nothing, and the confidence of such a network says nothing. Therefore the
+number of tokens that each evaluation writes is replayed: 2.7 on average, what Fast-dLLM reports on GSM8K and HumanEval
+at a threshold of 0.9. The last evaluation of a block writes what is left of the block. Everything else is computed.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+from unittest import mock
+
+import torch
+import typer
+from torch import Tensor
+
+from benchmarks.places import results_of
+from tenuto.files import read_json, write_json, write_text
+from tenuto.models import attention as attending
+from tenuto.models.language import LanguageNetwork
+from tenuto.models.llada import LLaDA, LLaDAConfig, units
+from tenuto.provenance import origin, provenance
+from tenuto.runtime.executor import Executor
+from tenuto.sampling import parallel
+from tenuto.sampling.masked import MaskedSampling, write_tokens
+from tenuto.scheduling.rewrite import rewrite
+from tenuto.scheduling.schedule import Schedule
+from tenuto.scoring.units import Unscored
+from tenuto_lab.rivals.text import fast_dllm
+
+RESULTS = results_of("text_8b")
+RATE = 2.7  # tokens that an evaluation writes
+BLOCK = 32
+FULL = replace(LLaDAConfig(), max_sequence_length=8192)
+SMALL = LLaDAConfig(32, 2, 4, 4, 48, 200, 200, 512, mask_token_id=0, eos_token_id=1)
+# (batch, prompt, length), the headline first.
+POINTS = tuple((batch, prompt, length) for length in (256, 512) for prompt in (512, 4096) for batch in (1, 8, 32))
+EAGER = 2  # evaluations that are timed of eager inference; all of them are alike
+RIVALS = ((1, 512, 256), (8, 512, 256), (1, 4096, 256))  # where Fast-dLLM's loop is run
+NEVER = 10**6  # a period that never comes back
+
+
+class Replay:
+    """Writes the surest tokens, RATE of them on average, instead of those that a network is sure of."""
+
+    def __init__(self, rate: float = RATE) -> None:
+        self.rate, self.step = rate, 0
+
+    def count(self) -> int:
+        self.step += 1
+        return round(self.rate * self.step) - round(self.rate * (self.step - 1))
+
+    def accepted(self, confidence: Tensor, likely: Tensor, masked: Tensor, sampling: MaskedSampling) -> Tensor:
+        """In place of `tenuto.sampling.guesses.accepted`."""
+        return self(confidence, masked)
+
+    def __call__(self, confidence: Tensor, masked: Tensor) -> Tensor:
+        order = confidence.masked_fill(~masked, -torch.inf).argsort(dim=1, descending=True, stable=True)
+        chosen = order[:, : self.count()]
+        return torch.zeros_like(masked).scatter_(1, chosen, True) & masked
+
+
+@contextmanager
+def replayed() -> Iterator[None]:
+    with mock.patch.object(parallel, "accepted", Replay().accepted):
+        yield
+
+
+def made(config: LLaDAConfig, device: torch.device) -> LLaDA:
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with device, torch.no_grad():
+            network = LLaDA(config).eval().requires_grad_(False)
+    finally:
+        torch.set_default_dtype(before)
+    return network
+
+
+def schedule_for(config: LLaDAConfig, length: int, every: int) -> Schedule:
+    subject = Unscored("llada-8b", "llada", units(config))
+    return rewrite(subject, length, every=min(every, length), rows="block")
+
+
+def finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds(work: Callable[[], object], device: torch.device) -> float:
+    finish(device)
+    start = time.perf_counter()
+    work()
+    finish(device)
+    return time.perf_counter() - start
+
+
+def prompts_of(batch: int, width: int, config: LLaDAConfig) -> list[list[int]]:
+    drawn = torch.randint(2, config.vocab_size - 2, (batch, width), generator=torch.Generator().manual_seed(1))
+    allowed = drawn.masked_fill_((drawn == config.mask_token_id) | (drawn == config.eos_token_id), 2)
+    return [[int(token) for token in row] for row in allowed]
+
+
+# The ways
+
+
+def ours(
+    executor: Executor, prompts: list[list[int]], length: int, device: torch.device, pad_to: int = 1
+) -> dict[str, Any]:
+    """A whole generation, and how long a step took in its middle. With `pad_to` there is a mask for padding."""
+    sampling = MaskedSampling(length, length, min(BLOCK, length), stop_at_eos=False, parallel=0.9)
+    begins: list[Any] = []
+
+    def generate() -> None:
+        begins.clear()
+        with replayed():
+            for _ in write_tokens(executor, prompts, sampling=sampling, batch=len(prompts), pad_to=pad_to):
+                begins.append(_mark(device))
+
+    taken = seconds(generate, device)
+    return {
+        "seconds": taken,
+        "tokens_per_second": len(prompts) * length / taken,
+        "evaluations": len(begins),
+        "full_evaluations": sum(executor.full_steps[: len(begins)]),
+        "step_ms": median(_elapsed(a, b) for a, b in pairwise(begins[2:])),
+    }
+
+
+def _mark(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _elapsed(a: Any, b: Any) -> float:
+    """Milliseconds."""
+    if isinstance(a, float):
+        return 1000 * (b - a)
+    b.synchronize()
+    return float(a.elapsed_time(b))
+
+
+@torch.inference_mode()
+def eager(network: LanguageNetwork, prompts: list[list[int]], length: int, device: torch.device) -> dict[str, Any]:
+    """Full inference without a cache or graphs: one evaluation a token. A few evaluations stand for all."""
+    config = network.config
+    tokens = torch.tensor([[*prompt, *[config.mask_token_id] * length] for prompt in prompts], device=device)
+    block = torch.arange(tokens.shape[1] - BLOCK, tokens.shape[1], device=device)
+
+    def evaluate() -> None:
+        network(tokens, positions=block).float().softmax(-1).max(-1)
+
+    large = tokens.numel() > 50_000
+    if not large:
+        evaluate()
+    times = [seconds(evaluate, device) for _ in range(1 if large else EAGER)]
+    each = min(times)
+    return {"evaluation_ms": 1000 * each, "tokens_per_second": len(prompts) / each, "evaluations_timed": len(times)}
+
+
+def rival(
+    network: LanguageNetwork, prompts: list[list[int]], length: int, device: torch.device, dual: bool
+) -> dict[str, Any]:
+    given = torch.tensor(prompts, device=device)
+    everywhere = len(prompts) == 1  # as published; with more rows the logits of all positions would not fit
+
+    def generate() -> fast_dllm.Outcome:
+        return fast_dllm.write(network, given, length, min(BLOCK, length), Replay(), dual, everywhere)
+
+    found: list[fast_dllm.Outcome] = []
+    taken = seconds(lambda: found.append(generate()), device)
+    return {
+        "seconds": taken,
+        "tokens_per_second": len(prompts) * length / taken,
+        "evaluations": found[0].evaluations,
+    }
+
+
+# The limits
+
+
+@torch.inference_mode()
+def limits(network: LanguageNetwork, device: torch.device) -> dict[str, Any]:
+    """How fast the memory is, and how long reading all weights of a step takes at that speed."""
+    embedding = network.parts()[0].weight
+    weights = sum(parameter.nbytes for parameter in network.parameters()) - embedding.nbytes
+    copied = _copied(device)
+    joined = [block.gate_up for block in network.parts()[1] if block.gate_up is not None]
+    read = None
+    if joined:  # the largest matrices as they lie, summed: reading alone
+        total = sum(one.nbytes for one in joined)
+        views = [one.view(torch.int32 if one.itemsize == 2 else one.dtype) for one in joined]
+        for one in views[:1]:
+            one.sum()
+        read = total / min(seconds(lambda: [one.amax() for one in views], device) for _ in range(3))
+    return {
+        "weight_bytes": weights,
+        "copy_bytes_per_second": copied,
+        "read_bytes_per_second": read,
+        "weights_ms": 1000 * weights / max(copied, read or 0.0),
+    }
+
+
+def _copied(device: torch.device) -> float:
+    """Bytes read and written each second by a large copy."""
+    source = torch.empty(2**30 if device.type == "cuda" else 2**20, dtype=torch.int32, device=device).fill_(7)
+    target = torch.empty_like(source).copy_(source)
+    return 2 * source.nbytes / min(seconds(lambda: target.copy_(source), device) for _ in range(5))
+
+
+def kernels(executor: Executor, prompts: list[list[int]], length: int, steps: int = 12) -> list[dict[str, Any]]:
+    """The kernels of some steps in the middle of a generation, the longest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    sampling = MaskedSampling(length, length, BLOCK, stop_at_eos=False, parallel=0.9)
+    with replayed():
+        stream = write_tokens(executor, prompts, sampling=sampling, batch=len(prompts))
+        for _ in range(4):
+            next(stream)
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            for _ in range(steps):
+                next(stream)
+            torch.cuda.synchronize()
+        for _ in stream:
+            pass
+    found = sorted(profiled.key_averages(), key=lambda one: -one.device_time_total)
+    return [
+        {"kernel": one.key[:120], "calls_per_step": one.count / steps, "us_per_step": one.device_time_total / steps}
+        for one in found[:30]
+    ]
+
+
+# The table
+
+
+def measure(
+    device: torch.device,
+    config: LLaDAConfig,
+    points: tuple[tuple[int, int, int], ...],
+    out: Path,
+    most: float,
+    only: str | None = None,
+) -> dict[str, Any]:
+    """Every point that `out` does not hold yet, until `most` seconds are over. only: the one way to measure"""
+    began = time.perf_counter()
+    record: dict[str, Any] = read_json(out, "benchmark results") if out.exists() else {"points": {}}
+    record |= {"provenance": provenance(device, seed=0), "rate": RATE, "block_length": BLOCK}
+    network = made(config, device)
+    print(f"made after {time.perf_counter() - began:.0f} s", flush=True)
+    unjoined = eager(network, prompts_of(1, points[0][1], config), points[0][2], device)
+    record["eager_before_joining"] = unjoined
+    network.fuse()
+    record["limits"] = limits(network, device)
+    print(record["limits"], flush=True)
+    if device.type == "cuda":
+        record["attention_in_parts"] = checked_parts(network)
+    for point in points:
+        name = "x".join(map(str, point))
+        done: dict[str, Any] = record["points"].setdefault(name, {})
+        for way, work in ways(network, config, point, device).items():
+            late = time.perf_counter() - began > most
+            if way in done or late or only not in (None, way):
+                continue
+            try:
+                done[way] = work()
+            except torch.cuda.OutOfMemoryError:
+                done[way] = {"failed": "there is not enough memory"}
+            except Exception as error:  # one way that fails should not cost the others
+                done[way] = {"failed": f"{type(error).__name__}: {error}"[:300]}
+            shown = {key: round(value, 2) if isinstance(value, float) else value for key, value in done[way].items()}
+            shown.pop("kernels", None)
+            print(f"{time.perf_counter() - began:.0f} s  {name} {way}: {shown}", flush=True)
+            write_json(out, record)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+    record["seconds"] = time.perf_counter() - began
+    write_json(out, record)
+    return record
+
+
+def checked_parts(network: LanguageNetwork) -> str:
+    """Whether attention in parts gives on this GPU what attention gives; if it does not, it is switched off."""
+    config, worst = network.config, 0.0
+    try:
+        for padding in (0, 300, 3000):
+            q, k, v = (
+                torch.randn(1, config.n_heads, n, config.head_dim, device="cuda", dtype=torch.bfloat16)
+                for n in (32, 4352, 4352)
+            )
+            mask = torch.arange(4352, device="cuda")[None, None, None] >= padding
+            found = attending.attention(q, k, v, mask).float()
+            exact = torch.nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=mask)
+            worst = max(worst, float((found - exact).norm() / exact.norm()))
+        if worst < 0.02:
+            return f"relative error {worst:.1e}, {attending.parts_for(q, k)} parts"
+        why = f"relative error {worst:.1e}"
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"[:300]
+    attending.DIVIDED = False
+    return f"switched off: {why}"
+
+
+def ways(
+    network: LanguageNetwork, config: LLaDAConfig, point: tuple[int, int, int], device: torch.device
+) -> dict[str, Callable[[], dict[str, Any]]]:
+    batch, width, length = point
+    prompts = prompts_of(batch, width, config)
+    headline = point in (POINTS[0], (1, 4096, 256)) or device.type != "cuda"
+
+    def run(every: int, compiled: bool, divided: bool = True, pad_to: int = 1) -> dict[str, Any]:
+        with mock.patch.object(attending, "DIVIDED", attending.DIVIDED and divided):
+            executor = Executor(network, schedule_for(config, length, every), compiled=compiled)
+            started = time.perf_counter()
+            ours(executor, prompts, length, device, pad_to)  # records the graphs
+            preparing = time.perf_counter() - started
+            found = {**ours(executor, prompts, length, device, pad_to), "preparing_seconds": preparing}
+            if headline and compiled and device.type == "cuda":
+                with suppress(Exception):
+                    found["kernels"] = kernels(executor, prompts, length)
+            executor.release()
+        return found
+
+    found: dict[str, Callable[[], dict[str, Any]]] = {
+        "tenuto": lambda: run(NEVER, True),
+        "eager": lambda: eager(network, prompts, length, device),
+    }
+    if headline:
+        found["tenuto, everything computed every 32 evaluations"] = lambda: run(32, True)
+        found["tenuto, with a mask for padding"] = lambda: run(NEVER, True, pad_to=64)
+        found["tenuto, not compiled"] = lambda: run(NEVER, False)
+    if headline and width > 2048:
+        found["tenuto, with a mask, keys not divided"] = lambda: run(NEVER, True, False, pad_to=64)
+    if point in RIVALS or device.type != "cuda":
+        found["Fast-dLLM, dual cache"] = lambda: rival(network, prompts, length, device, dual=True)
+        found["Fast-dLLM, prefix cache"] = lambda: rival(network, prompts, length, device, dual=False)
+    return found
+
+
+def table(record: dict[str, Any]) -> str:
+    limit = record["limits"]
+    lines = [
+        "# LLaDA-8B's shapes: tokens a second",
+        "",
+        origin(record["provenance"]),
+        "",
+        f"Random weights; the tokens that an evaluation writes are replayed: {record['rate']} on average, blocks of "
+        f"{record['block_length']}. Reading the {limit['weight_bytes'] / 1e9:.1f} GB of weights once takes "
+        f"**{limit['weights_ms']:.2f} ms** at the bandwidth measured in the same run "
+        f"({max(limit['copy_bytes_per_second'], limit['read_bytes_per_second'] or 0) / 1e12:.2f} TB/s). "
+        "Eager inference computes everything at every evaluation and writes one token with each.",
+        "",
+        "| batch | prompt | tokens | way | tokens/s | × eager | a step, ms | evaluations |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, done in record["points"].items():
+        full = done.get("eager", {}).get("tokens_per_second")
+        for way, one in done.items():
+            if "failed" in one:
+                lines.append(f"| {name.replace('x', ' | ')} | {way} | {one['failed']} | | | |")
+                continue
+            times = "" if not full else f"{one['tokens_per_second'] / full:.1f}"
+            step = one.get("step_ms", one.get("evaluation_ms"))
+            shown = "" if step is None else f"{step:.2f}"
+            lines.append(
+                f"| {name.replace('x', ' | ')} | {way} | {one['tokens_per_second']:,.0f} | {times} | {shown} | "
+                f"{one.get('evaluations', '')} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main(
+    device: Annotated[str, typer.Option(help="Where to compute.")] = "cuda",
+    small: Annotated[bool, typer.Option(help="A network of a few thousand weights, to try the command out.")] = False,
+    out: Annotated[Path, typer.Option(help="The JSON file; the table lies beside it.")] = RESULTS,
+    most: Annotated[float, typer.Option(help="Begin nothing new after so many seconds.")] = 280.0,
+    only: Annotated[str | None, typer.Option(help="The one way to measure.")] = None,
+    prompt: Annotated[int | None, typer.Option(help="The one length of prompts to measure.")] = None,
+) -> None:
+    """Measure, and write the JSON file and the table beside it."""
+    config, points = (SMALL, ((1, 64, 64), (2, 64, 64))) if small else (FULL, POINTS)
+    points = tuple(point for point in points if prompt in (None, point[1]))
+    record = measure(torch.device(device), config, points, out, most, only)
+    write_text(out.with_suffix(".md"), table(record))
+    print(table(record))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,280 @@
+"""Accuracy against work of text: ours, published caches and the paper's lifetimes on one trained model's tasks.
+
+    python -m benchmarks.text_frontier --model DIR --data data/reasoning.npz --device cuda
+
+Only levels that can tell are used: full inference is right 60 to 95 % of the time (evaluation.json beside the weights).
+Work is counted in evaluation-equivalents: computed positions (and units), divided by all. Every method may choose its
+threshold and its period. The choice is made on one half of the problems, as the least work that loses at most one point
+against full inference; the table shows the other half.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+
+import tenuto
+from benchmarks.places import results_of
+from tenuto.files import read_json, write_json, write_text
+from tenuto.models import Model
+from tenuto.provenance import origin, provenance
+from tenuto.runtime.executor import Executor
+from tenuto.sampling.masked import MaskedSampling, generate_tokens
+from tenuto_lab.rivals.text import rules
+from training.evaluate_llada import until_end
+from training.evaluate_small_llada import BLOCK, TELLING, Question, length_for, questions
+from training.reasoning_tasks import right
+from training.reasoning_text import DEFAULT_PATH, Library, load
+
+RESULTS = results_of("text_frontier")
+THRESHOLDS = (0.9, 0.8, 0.7, 0.6)
+LEVELS = 8  # at most
+TOLERANCE = 0.01  # of accuracy that a choice may lose on the first half
+BATCH_TOKENS = 120_000
+FULL = "full inference"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of writing; ways of one method differ in thresholds and periods."""
+
+    method: str
+    name: str
+    write: Callable[[Model, list[list[int]], int], tuple[list[list[int]], list[float], list[float]]]
+
+
+def by_rule(method: str, rule: rules.Rule, units: int = 0, **rate: float) -> Way:
+    """rate: parallel=… or factor=…; without it, one token at a time"""
+
+    def write(model: Model, prompts: list[list[int]], length: int) -> Any:
+        network: Any = model.network
+        sampling = MaskedSampling(length, length, BLOCK, **rate)  # type: ignore[arg-type]
+        found = rules.write(network, prompts, sampling, rule, units)
+        return found.tokens.tolist(), found.evaluations.tolist(), found.work.tolist()
+
+    told = ", ".join(f"{name} {value:g}" for name, value in rate.items()) or "one token a step"
+    return Way(method, f"{rule.name}; {told}", write)
+
+
+def by_lifetimes(budget: float) -> Way:
+    """The paper's static lifetimes: each unit is computed until its lifetime ends, then held."""
+
+    def write(model: Model, prompts: list[list[int]], length: int) -> Any:
+        schedule = tenuto.schedule(tenuto.score(model), length, policy="lifetimes", budget=budget)
+        executor = Executor(model.network, schedule, mode="skip")
+        tokens = generate_tokens(executor, prompts, steps=length, length=length, block_length=BLOCK, batch=len(prompts))
+        ends = [len(until_end(row)) + 1 for row in tokens.tolist()]
+        steps = [min(-(-end // BLOCK) * BLOCK, length) for end in ends]  # it stops between blocks
+        shares = schedule.active.mean(axis=0).cumsum()
+        return tokens.tolist(), [float(one) for one in steps], [float(shares[one - 1]) for one in steps]
+
+    return Way("the paper's lifetimes", f"lifetimes, {budget:.0%} of the unit-steps; one token a step", write)
+
+
+def selections(model: Model) -> dict[str, frozenset[str]]:
+    """Units that block steps leave out: by the spectral score from below and from above, and at random."""
+    scored = sorted(tenuto.score(model).units, key=lambda unit: unit.score)
+    order = [unit.name for unit in scored]
+    names = [unit.name for unit in model.units]
+    quarter = len(order) // 4
+    shuffled = random.Random(0).sample(names, len(names))
+    return {
+        "the quarter of lowest score": frozenset(order[:quarter]),
+        "the quarter of highest score": frozenset(order[-quarter:]),
+        "a quarter at random": frozenset(shuffled[:quarter]),
+        "the half of lowest score": frozenset(order[: 2 * quarter]),
+    }
+
+
+def ways(model: Model) -> list[Way]:
+    never = 10**6
+    full = rules.Rule("everything computed", rules.everything)
+    caches = {
+        "Fast-dLLM, dual cache": [rules.fast_dllm(True)],
+        "Fast-dLLM, prefix cache": [rules.fast_dllm(False)],
+        "ours": [rules.ours(period, name=f"everything every {period}") for period in (4, 8, 16)]
+        + [rules.ours(never, name="everything once")],
+        "ours, sliding": [
+            rules.ours(period, name=f"a sliding window of 32, everything every {period}", window=32)
+            for period in (4, 8)
+        ]
+        + [rules.ours(never, name="a sliding window of 32, everything once", window=32)],
+        "dKV-Cache": [rules.dkv_cache(4), rules.dkv_cache(8)],
+        "dLLM-Cache": [rules.dllm_cache(25, 4), rules.dllm_cache(50, 7)],
+        "Elastic-Cache's window": [rules.elastic(16), rules.elastic(32)],
+        "Elastic-Cache's window, refreshed": [rules.elastic(32, period) for period in (4, 8)],
+    }
+    found = [by_rule(FULL, full)]
+    found += [by_rule("parallel decoding alone", full, parallel=one) for one in THRESHOLDS]
+    found += [by_rule(method, rule, parallel=0.9) for method, some in caches.items() for rule in some]
+    for threshold in THRESHOLDS[1:]:
+        found += [by_rule(method, rule, parallel=threshold) for method, some in caches.items() for rule in some]
+    found += [by_rule(f"{method}, alone", rule) for method, some in caches.items() for rule in some]
+    for name, held in selections(model).items():
+        rule = rules.ours(8, held, f"everything every 8, block steps without {name}")
+        found.append(by_rule(f"ours without {name}", rule, len(model.units), parallel=0.9))
+    found += [by_lifetimes(budget) for budget in (0.75, 0.5)]
+    found += [by_rule("the factor rule alone", full, factor=one) for one in (0.5, 1.0)]
+    return found
+
+
+def measured(way: Way, model: Model, library: Library, task: str, asked: Sequence[Question]) -> dict[str, Any]:
+    """Which answers are right, and what each half of the problems took."""
+    length = length_for(asked)
+    order = sorted(range(len(asked)), key=lambda i: len(asked[i].problem.prompt))
+    good, evaluations, work = [False] * len(asked), [0.0] * len(asked), [0.0] * len(asked)
+    for chunk in _chunks(order, asked, length):
+        rows, taken, done = way.write(model, [asked[i].problem.prompt for i in chunk], length)
+        for i, row, one, other in zip(chunk, rows, taken, done, strict=True):
+            good[i] = right(task, asked[i].posed, library.decode(until_end(row)))
+            evaluations[i], work[i] = one, other
+    return {
+        "right": "".join("1" if one else "0" for one in good),  # problem by problem, for paired comparisons
+        "evaluations": [float(np.mean(evaluations[half::2])) for half in (0, 1)],  # of each half
+        "work": [float(np.mean(work[half::2])) for half in (0, 1)],
+    }
+
+
+def _chunks(order: list[int], asked: Sequence[Question], length: int) -> Iterator[list[int]]:
+    while order:
+        size = max(BATCH_TOKENS // (len(asked[order[-1]].problem.prompt) + length), 1)
+        yield order[-size:]
+        order = order[:-size]
+
+
+def telling(evaluation: dict[str, Any]) -> list[tuple[str, int]]:
+    """The levels that can tell, first the one of every task that is nearest to the middle; if none can, two."""
+    middle = sum(TELLING) / 2
+    found = sorted(evaluation["tasks"].values(), key=lambda one: abs(one["full"]["accuracy"] - middle))
+    able = [one for one in found if one["verdict"] == "can tell"] or found[:2]
+    best = {one["task"]: one for one in reversed(able)}.values()
+    chosen = [*best, *(one for one in able if one not in list(best))][:LEVELS]
+    return sorted((one["task"], one["level"]) for one in chosen)
+
+
+def summary(record: dict[str, Any], half: int) -> dict[str, dict[str, Any]]:
+    """For each way, on one half (0 or 1) of the problems: accuracy, work and the difference from full inference."""
+    found = {}
+    reference = record["ways"][full_name(record)]["levels"]
+    for name, way in record["ways"].items():
+        if set(way["levels"]) != set(reference):
+            continue
+        pairs, work, base, evaluations = [], [], [], []
+        lost = {}
+        for level, one in way["levels"].items():
+            mine = [int(bit) for bit in one["right"]][half::2]
+            theirs = [int(bit) for bit in reference[level]["right"]][half::2]
+            pairs += [a - b for a, b in zip(mine, theirs, strict=True)]
+            work.append(one["work"][half])
+            base.append(reference[level]["work"][half])
+            evaluations.append(one["evaluations"][half])
+            lost[level] = float(np.mean(mine) - np.mean(theirs))
+        difference, spread = float(np.mean(pairs)), float(np.std(pairs)) / sqrt(len(pairs))
+        found[name] = {
+            "method": way["method"],
+            "accuracy": float(np.mean([int(bit) for one in way["levels"].values() for bit in one["right"][half::2]])),
+            "difference": difference,
+            "interval": [difference - 1.96 * spread, difference + 1.96 * spread],
+            "worst_level": min(lost.values()),
+            "work": float(np.mean(work)),
+            "evaluations": float(np.mean(evaluations)),
+            "fewer": float(np.mean(np.array(base) / np.array(work))),  # evaluation-equivalents, level by level
+        }
+    return found
+
+
+def full_name(record: dict[str, Any]) -> str:
+    return next(name for name, way in record["ways"].items() if way["method"] == FULL)
+
+
+def choices(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """For each method, the way that does the least work on the first half without losing more than TOLERANCE."""
+    first, second = summary(record, 0), summary(record, 1)
+    result = []
+    for method in dict.fromkeys(way["method"] for way in record["ways"].values()):
+        own = {name: one for name, one in first.items() if one["method"] == method}
+        if not own:
+            continue
+        good = {name: one for name, one in own.items() if one["difference"] >= -TOLERANCE}
+        chosen = max(good, key=lambda name: good[name]["fewer"]) if good else max(own, key=lambda n: own[n]["accuracy"])
+        result.append({"name": chosen, "kept": bool(good), **second[chosen]})
+    return sorted(result, key=lambda one: (not one["kept"], -one["fewer"]))
+
+
+def table(record: dict[str, Any]) -> str:
+    levels = ", ".join(f"{task} {level}" for task, level in record["levels"])
+    lines = [
+        "# Text: accuracy against work",
+        "",
+        origin(record["provenance"]),
+        "",
+        f"Model: {record['parameters'] / 1e6:.1f} million parameters. Levels: {levels}; {record['problems']} problems "
+        "of each. Every method's way was chosen on one half of the problems (the least work that loses at most one "
+        "point); the figures are those of the other half. “Fewer” counts evaluation-equivalents against full "
+        "inference, level by level. Intervals are of the paired difference, at 95 %.",
+        "",
+        "| method | chosen | right | against full inference | worst level | evaluations | fewer |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for one in choices(record):
+        low, high = one["interval"]
+        lines.append(
+            f"| {one['method']} | {one['name']}{'' if one['kept'] else ' (none was within a point)'} | "
+            f"{one['accuracy']:.1%} | {100 * one['difference']:+.1f} ({100 * low:+.1f} to {100 * high:+.1f}) | "
+            f"{100 * one['worst_level']:+.1f} | {one['evaluations']:.1f} | {one['fewer']:.1f}× |"
+        )
+    lines += ["", "## Every way, all problems of both halves", "", "| way | right | fewer |", "| --- | --- | --- |"]
+    halves = summary(record, 0), summary(record, 1)
+    for name in halves[0]:
+        accuracy, fewer = (sum(half[name][key] for half in halves) / 2 for key in ("accuracy", "fewer"))
+        lines.append(f"| {halves[0][name]['method']}: {name} | {accuracy:.1%} | {fewer:.1f}× |")
+    return "\n".join(lines) + "\n"
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="A checkpoint of training.train_small_llada, with its evaluation.json.")],
+    data: Annotated[Path, typer.Option(help="The file made by training.reasoning_text.")] = DEFAULT_PATH,
+    device: Annotated[str, typer.Option(help="Where to compute.")] = "cuda",
+    count: Annotated[int, typer.Option(min=2, help="Problems of each level.")] = 512,
+    seconds: Annotated[float, typer.Option(help="Begin no further way after so long.")] = 120.0,
+    seed: Annotated[int, typer.Option(help="Of the problems; the evaluation's were seed 0.")] = 1,
+    only: Annotated[str | None, typer.Option(help="Only ways whose method and name contain this.")] = None,
+    out: Annotated[Path, typer.Option(help="The JSON file; the table lies beside it.")] = RESULTS,
+) -> None:
+    """Measure every way on the levels that can tell, and write the JSON file and the table beside it."""
+    began = time.perf_counter()
+    loaded, library = tenuto.load(str(model), device=torch.device(device), dtype=torch.float32), load(data)
+    levels = telling(read_json(model / "evaluation.json", "evaluation"))
+    posed = {(task, level): questions(library, task, level, count, seed) for task, level in levels}
+    record: dict[str, Any] = {
+        "provenance": provenance(device, seed=seed),
+        "parameters": sum(parameter.numel() for parameter in loaded.network.parameters()),
+        "levels": levels,
+        "problems": count,
+        "ways": {},
+    }
+    for way in ways(loaded):
+        if only is not None and only not in f"{way.method}: {way.name}":
+            continue
+        if time.perf_counter() - began > seconds:
+            print(f"not measured: {way.method}: {way.name}", flush=True)
+            continue
+        found = {f"{task}-{level}": measured(way, loaded, library, task, posed[task, level]) for task, level in levels}
+        record["ways"][f"{way.name}"] = {"method": way.method, "levels": found}
+        shares = " ".join(f"{one['right'].count('1') / count:.2f}" for one in found.values())
+        print(f"{time.perf_counter() - began:.0f} s  {way.method}: {way.name}: {shares}", flush=True)
+        write_json(out, record)
+    if any(way["method"] == FULL for way in record["ways"].values()):  # without it there is nothing to compare with
+        write_text(out.with_suffix(".md"), table(record))
+        print(table(record).split("## Every")[0])
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,242 @@
+"""Which positions an evaluation computes: published caches and ours as rules of one loop.
+
+Every row goes at its own pace, as if it were alone: it has its own block, and its own steps are counted. So accuracy
+and work do not depend on the batch. Work is counted in evaluation-equivalents: computed positions, divided by all.
+
+everything   full inference
+fast_dllm    Fast-dLLM (Wu et al.): everything at the first step of a block; then the block, and with the prefix cache
+             everything behind it
+dkv_cache    dKV-Cache-Decode (Ma et al.): everything at the first two steps of a block and at every R-th; else all
+             positions but those that were written before the last evaluation
+elastic      Elastic-Cache's window (Nguyen-Tri et al.): the leftmost masks of the whole text instead of a block, and
+             tokens just written. Its trigger, which looks at attention weights to recompute layers, is left out
+ours         tenuto.sampling.parallel: tokens just written, then the block's masks from left to right, then other tokens
+             of the block, as many in all as a block has; everything at every R-th evaluation
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tenuto.errors import UsageError
+from tenuto.models.language import LanguageNetwork
+from tenuto.runtime.keys import Keys
+from tenuto.runtime.positions import take
+from tenuto.runtime.residual import Branch, plain
+from tenuto.sampling.guesses import Likeliest, accepted, most_confident
+from tenuto.sampling.prompts import Canvas
+from tenuto.sampling.settings import MaskedSampling
+from tenuto_lab.rivals.text.dllm_cache import DLLMCache
+
+
+@dataclass
+class State:
+    """Texts while they are written. Each of the following is [B, N], or [B] where it says so."""
+
+    tokens: Tensor
+    masked: Tensor
+    first: Tensor  # [B]: where the row's block begins
+    step: Tensor  # [B]: evaluations since the row's block began
+    evaluation: int  # of all rows
+    before: Tensor  # what was masked at the last evaluation
+    stale: Tensor  # written since its keys and values were computed
+    answer: Tensor  # everything behind the prompts
+    block_length: int
+    places: Tensor  # [N]
+
+    @property
+    def block(self) -> Tensor:
+        first = self.first[:, None]
+        return (self.places >= first) & (self.places < first + self.block_length)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A name, which positions are computed, and where tokens may be written (by default the masks of the block)."""
+
+    name: str
+    computed: Callable[[State], Tensor]
+    candidates: Callable[[State], Tensor] = lambda state: state.masked & state.block
+    held: frozenset[str] = frozenset()  # units that only evaluations of everything compute
+    begin: Callable[[], DLLMCache] | None = None  # begins a generation that decides by itself what it computes
+
+
+def everything(state: State) -> Tensor:
+    return torch.ones_like(state.masked)
+
+
+def fast_dllm(dual: bool) -> Rule:
+    def computed(state: State) -> Tensor:
+        later = state.block if dual else state.places >= state.first[:, None]
+        return later | (state.step == 0)[:, None]
+
+    return Rule(f"Fast-dLLM, {'dual' if dual else 'prefix'} cache", computed)
+
+
+def dkv_cache(period: int) -> Rule:
+    def computed(state: State) -> Tensor:
+        return state.before | ((state.step <= 1) | (state.step % period == 0))[:, None]
+
+    return Rule(f"dKV-Cache, every {period}", computed)
+
+
+def dllm_cache(prompt_period: int, answer_period: int, ratio: float = 0.25) -> Rule:
+    name = f"dLLM-Cache, prompt every {prompt_period}, answer every {answer_period}"
+    return Rule(name, everything, begin=lambda: DLLMCache(prompt_period, answer_period, ratio))
+
+
+def leftmost(flags: Tensor, count: int) -> Tensor:
+    """[B, N] -> the first `count` of each row that are set."""
+    return flags & (flags.cumsum(1) <= count)
+
+
+def elastic(window: int, period: int | None = None) -> Rule:
+    """period: everything is computed again at every so many evaluations, which is ours; None: only at the first"""
+
+    def candidates(state: State) -> Tensor:
+        return leftmost(state.masked, window)
+
+    def computed(state: State) -> Tensor:
+        again = state.evaluation == 0 if period is None else state.evaluation % period == 0
+        return candidates(state) | state.stale | again
+
+    ours = "" if period is None else f", everything every {period}"
+    return Rule(f"Elastic-Cache's window of {window}{ours}", computed, candidates)
+
+
+def ours(period: int, held: frozenset[str] = frozenset(), name: str | None = None, window: int | None = None) -> Rule:
+    """window: instead of a block, the leftmost masks of the whole text, so many of them"""
+
+    def inside(state: State) -> Tensor:
+        return state.block if window is None else leftmost(state.masked, window)
+
+    def candidates(state: State) -> Tensor:
+        return state.masked & inside(state)
+
+    def computed(state: State) -> Tensor:
+        if state.evaluation % period == 0:
+            return torch.ones_like(state.masked)
+        n, near = len(state.places), inside(state)
+        rank = torch.where(near, torch.where(state.masked, 1, 2), torch.where(state.answer, 3, 4))
+        rank = torch.where(state.stale, 0, rank)
+        order = (rank * n + state.places).argsort(1)[:, : max(window or state.block_length, 2)]
+        return torch.zeros_like(state.masked).scatter_(1, order, True)
+
+    return Rule(name or f"ours, everything every {period}", computed, candidates, held)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    tokens: Tensor  # [B, length]
+    evaluations: Tensor  # [B]: until the row had ended
+    work: Tensor  # [B]: evaluation-equivalents
+
+
+@torch.inference_mode()
+def write(
+    network: LanguageNetwork, prompts: Sequence[Sequence[int]], sampling: MaskedSampling, rule: Rule, units: int = 0
+) -> Outcome:
+    """What is written greedily after each prompt under a rule.
+
+    Without parallel decoding, an evaluation writes the surest token. units: how many the network has, if some are held
+    """
+    if network.shift:
+        raise UsageError("The rules are for networks that predict a token at its own position, as LLaDA does.")
+    config, device = network.config, next(network.parameters()).device
+    canvas = Canvas(prompts, config, sampling, 0, 1, device)
+    tokens, width = canvas.tokens, canvas.width
+    places = torch.arange(tokens.shape[1], device=device)
+    answer = (places >= width).expand_as(tokens)
+    nothing = torch.zeros_like(answer)
+    real = canvas.real if canvas.real is not None else torch.ones_like(answer)
+    first = torch.full((len(tokens),), width, device=device)
+    state = State(tokens, nothing, first, first * 0, 0, nothing, nothing, answer, sampling.block_length, places)
+    keys, read = Keys(), Likeliest(config.mask_token_id)
+    holding, cache = Holding(rule.held), None if rule.begin is None else rule.begin()
+    evaluations, work = torch.zeros_like(first), torch.zeros(len(tokens), device=device)
+    while True:
+        state.masked = (tokens == config.mask_token_id) & answer
+        wanted = state.masked
+        if sampling.stop_at_eos:
+            wanted = wanted & ((tokens == config.eos_token_id) & answer).cumsum(1).eq(0)
+        going = wanted.any(1)
+        if not bool(going.any()):
+            break
+        begins = width + (wanted.to(torch.uint8).argmax(1) - width) // sampling.block_length * sampling.block_length
+        state.step = torch.where(begins != state.first, 0, state.step)
+        state.first = torch.where(going, begins, state.first)
+        chosen = rule.computed(state) & real
+        candidates = rule.candidates(state) & chosen & going[:, None]
+        rows = None if bool((chosen | ~real).all()) else indices(chosen)
+        asked = indices(candidates)
+        holding.rows = rows
+        share = chosen.sum(1) / real.sum(1)
+        if cache is not None:
+            (guesses, likely), done = cache(network, tokens, width, canvas.real, asked, read)
+            share = torch.full_like(share, done)
+        else:
+            guesses, likely = network(
+                tokens,
+                residual=holding if rule.held else plain,
+                attention_mask=canvas.real,
+                positions=asked,
+                memory=(keys, rows),
+                read=read,
+            )
+        may = candidates.gather(1, asked) & first_of_its_kind(asked)
+        if sampling.in_parallel:
+            written = accepted(likely, likely, may, sampling)
+        else:
+            surest = most_confident(likely.masked_fill(~may, -torch.inf), 1)
+            written = torch.zeros_like(may).scatter_(1, surest, True) & may
+        if rows is not None and rule.held:
+            share = share * (1 - len(rule.held) / units)
+        evaluations += going
+        work += going * share
+        state.before = state.masked
+        now = put_flags(torch.zeros_like(answer), asked, written)
+        guesses = torch.where(written, guesses, tokens.gather(1, asked))
+        # A row's repeated place would write over its first one, so the first one is written last.
+        tokens.scatter_(1, asked[:, 1:], guesses[:, 1:]).scatter_(1, asked[:, :1], guesses[:, :1])
+        state.stale = (state.stale & ~chosen) | now
+        state.step = state.step + 1
+        state.evaluation += 1
+    return Outcome(tokens[:, width:], evaluations, work)
+
+
+def indices(flags: Tensor) -> Tensor:
+    """[B, N] bool -> the set places of each row, [B, P]; rows with fewer repeat their first one."""
+    count = int(flags.sum(1).max())
+    order = (~flags).to(torch.uint8).sort(dim=1, stable=True).indices[:, : max(count, 1)]
+    return torch.where(flags.gather(1, order), order, order[:, :1])
+
+
+def first_of_its_kind(rows: Tensor) -> Tensor:
+    """[B, P]: False where a place repeats the row's first one."""
+    repeated = rows == rows[:, :1]
+    repeated[:, 0] = False
+    return ~repeated
+
+
+def put_flags(flags: Tensor, rows: Tensor, values: Tensor) -> Tensor:
+    """Set flags at rows [B, P] where values are True; a repeated place that is False changes nothing."""
+    return flags.to(torch.int32).scatter_add(1, rows, values.to(torch.int32)) > 0
+
+
+class Holding:
+    """The seam inside a block step: held units add what they added at the last evaluation of everything."""
+
+    def __init__(self, held: frozenset[str]) -> None:
+        self.held = held
+        self.rows: Tensor | None = None
+        self._kept: dict[str, Tensor] = {}
+
+    def __call__(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
+        if unit not in self.held:
+            return h + branch()
+        if self.rows is None:
+            self._kept[unit] = branch()
+            return h + self._kept[unit]
+        return h + take(self._kept[unit], self.rows)

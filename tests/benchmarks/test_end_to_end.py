@@ -1,0 +1,103 @@
+"""The end-to-end benchmark with miniature networks: it counts what it says, and goes on from what is known."""
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.end_to_end import __main__ as end_to_end
+from benchmarks.end_to_end.building import CASES, build
+from benchmarks.end_to_end.measuring import Row, compare, measure
+from benchmarks.end_to_end.recording import Recorder
+from benchmarks.end_to_end.report import tables
+from benchmarks.end_to_end.ways import BASE, Plan, Way, intervals, with_tenuto
+from tenuto.errors import UsageError
+
+CPU = torch.device("cpu")
+
+
+def test_one_pipeline_is_measured_in_every_way_and_a_second_run_measures_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "rows.json"
+    asked: dict[str, Any] = {"only": ["flux-28"], "peers": ["flux-28"], "compiled": ["none"], "steps": 12}
+    end_to_end.main(out=out, repeats=1, tiny=True, device="cpu", **asked)
+    rows = {row["way"]: row for row in json.loads(out.read_text())["rows"]}
+    assert rows["untouched"]["evaluations"] == rows["untouched, again"]["evaluations"] == 12
+    assert [rows[f"Tenuto {share}%"]["evaluations"] for share in (34, 25, 15)] == [4, 3, 2]
+    ours = rows["Tenuto 25%"]
+    for peer in ("FirstBlockCache", "MagCache", "TaylorSeer, lite"):
+        row = rows[f"diffusers {peer} 25%"]
+        assert (row["evaluations"], row["why"]) == (3, "")
+    assert rows["diffusers MagCache 25%"]["computed_steps"] == ours["computed_steps"]
+    assert ours["ideal_seconds"] < rows["untouched"]["seconds"] and ours["held_ms"] > 0
+    assert "| Tenuto 25% | 3 of 12 |" in out.with_suffix(".md").read_text()
+    monkeypatch.setattr(end_to_end, "build", None)  # calling it would raise
+    end_to_end.main(out=out, repeats=1, tiny=True, device="cpu", **asked)
+    assert len(json.loads(out.read_text())["rows"]) == len(rows)
+
+
+def test_a_way_that_fails_or_computes_too_much_keeps_a_row_with_the_reason() -> None:
+    case = CASES[0]
+    built = build(case.design, CPU, torch.float32, tiny=True, frames=5)
+
+    @contextmanager
+    def broken(*_: Any) -> Any:
+        raise ValueError("no such block")
+        yield
+
+    @contextmanager
+    def idle(*_: Any) -> Any:
+        yield
+
+    plan = Plan(4, (0, 2))
+    assert "no such block" in measure(case, Way("broken", broken, 0.5, "peer"), built, plan, 1, None).why
+    row = measure(case, Way("idle", idle, 0.5, "peer"), built, plan, 1, None)
+    assert row.why == "it was to compute 2 steps and computed 4"
+
+
+def test_guidance_in_two_calls_counts_as_one_evaluation_a_step() -> None:
+    case = next(case for case in CASES if case.name == "qwen")
+    built = build(case.design, CPU, torch.float32, tiny=True, frames=5)
+    recorder, plan = Recorder(built, 8), Plan(8, (0, 2, 4, 7))
+    with with_tenuto()(built, plan, recorder):
+        made = recorder.generate(at_denoiser=True, time_denoiser=False)
+    assert len(made.computed) == 4 and made.calls == 8 and len(made.steps) == 8
+
+
+def test_the_ideal_is_the_share_of_the_denoisers_time_and_the_rest() -> None:
+    base = Row("c", "untouched", "base", steps=10, evaluations=10, seconds=12.0, denoiser_seconds=10.0)
+    row = Row("c", "Tenuto", "tenuto", steps=10, evaluations=4, seconds=6.6, held_ms=5.0)
+    compare(row, base)
+    assert [row.ideal_seconds, row.ratio_to_ideal, row.held_share] == pytest.approx([6.0, 1.1, 0.005])
+
+
+def test_taylorseers_settings_give_the_number_of_evaluations() -> None:
+    for steps in (28, 30, 50):
+        for evaluations in (4, 7, 10, 12, 17):
+            interval, before = intervals(steps, evaluations)
+            assert sum(s < before or (s - before - 1) % interval == 0 for s in range(steps)) == evaluations
+
+
+def test_rows_that_do_not_fit_into_the_time_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rows.json"
+    end_to_end.main(out=out, only=["flux-28"], tiny=True, device="cpu", seconds=0.0)
+    assert "no time is left" in capsys.readouterr().out and not out.exists()
+
+
+def test_miniatures_never_overwrite_the_measurements() -> None:
+    with pytest.raises(UsageError, match="measure nothing"):
+        end_to_end.main(tiny=True)
+    with pytest.raises(UsageError, match="no case 'flux'"):
+        end_to_end.chosen(["flux"], [])
+
+
+def test_a_row_without_numbers_says_why_in_the_table() -> None:
+    made = dict.fromkeys(("command", "commit", "torch", "hardware", "date"), "…")
+    row = {**vars(Row("flux-28", BASE.name, "peer", "FLUX", "1024×1024, 28 steps")), "why": "ValueError: a|b"}
+    table = tables({"provenance": {"flux-28": made}, "rows": [row]})
+    cells = next(line for line in table.splitlines() if "a/b" in line)
+    assert "does not run" in cells and cells.count("|") == 16
