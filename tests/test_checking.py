@@ -88,6 +88,22 @@ def test_the_safe_schedule_nearest_to_what_was_asked_is_named(model: Model) -> N
     assert len(asked) < 2 * len(SHARES)
 
 
+def test_a_schedule_that_is_safe_by_a_margin_is_preferred(model: Model) -> None:
+    schedule = tenuto.schedule(model, steps=50, policy="lifetimes", budget=0.1)
+
+    def look(best: float) -> Check | None:
+        def judged(one: Schedule) -> Check:
+            count = one.policy["evaluations"]
+            return Check(one, (30.5 if count == 10 else best if count > 10 else 20.0,), False, np.zeros((1, one.steps)))
+
+        return safe_alternative(judged, schedule)
+
+    clear, narrow = look(36.0), look(31.0)
+    assert clear is not None and clear.clearly_safe and clear.schedule.policy["evaluations"] == 12
+    assert narrow is not None and narrow.safe and not narrow.clearly_safe
+    assert narrow.schedule.policy["evaluations"] == 10, "if none has a margin, the nearest safe one is named"
+
+
 def test_a_schedule_is_not_named_in_its_own_place(model: Model) -> None:
     schedule = tenuto.schedule(model, steps=50, evaluations=12)
     seen: list[Schedule] = []

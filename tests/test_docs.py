@@ -96,7 +96,7 @@ def test_the_code_of_the_readme_runs_and_does_what_it_says(
     pipeline, pictures = blocks_of(ROOT / "README.md")
     monkeypatch.chdir(tmp_path)
     exec(compile(pipeline, "README.md", "exec"), {})
-    assert "14 of 50 evaluations" in capsys.readouterr().out
+    assert "12 of 50 evaluations" in capsys.readouterr().out
     exec(compile(pictures, "README.md", "exec"), {})
     assert "of the steps evaluated" in capsys.readouterr().out
     assert len(list((tmp_path / "held").glob("*.png"))) == 3
@@ -130,20 +130,45 @@ def rows_of_schedulers() -> list[Any]:
 def test_the_table_of_schedulers_says_which_are_corrected(name: str, cell: str, corrected: str, told: str) -> None:
     import diffusers
 
+    from tenuto.runtime.levels import nature_of
+    from tenuto.runtime.stepping import Stepping
+
     if "`eta` above 0" in cell and name == "DDIMScheduler":
         return  # which only `step` is told: tests/pipelines
     kind = getattr(diffusers, name)
-    options: dict[str, Any] = {}
-    if "clip_sample" in inspect.signature(kind).parameters:
-        options["clip_sample"] = "`clip_sample` or" in cell
+    known = inspect.signature(kind).parameters
+    every: list[dict[str, Any]] = [{}]
     if "sde-dpmsolver++" in cell and name == "DPMSolverMultistepScheduler":
-        options["algorithm_type"] = "sde-dpmsolver++"
-    scheduler = kind(**options)
-    scheduler.set_timesteps(20)
-    course = course_of(scheduler)
-    assert (course.weights is not None) == corrected.startswith("yes"), course.why_not
-    assert bool(course.why_not) == corrected.startswith("no")
-    assert adds_noise(scheduler) == ("random" in corrected) == ("in full" in told)
+        every = [{"algorithm_type": "sde-dpmsolver++"}]
+    if "stochastic_sampling" in cell and name == "FlowMatchEulerDiscreteScheduler":
+        every = [{"stochastic_sampling": True}]
+    for words, option in (("Karras", {"use_karras_sigmas": True}), ("exponential", {"use_exponential_sigmas": True})):
+        every += [option] if words in cell and set(option) <= set(known) else []
+    every += [{"shift": 3.0}, {"use_dynamic_shifting": True}] if "`shift`" in cell else []
+    for options in every:
+        scheduler = kind(**options)
+        scheduler.set_timesteps(20, **({"mu": 0.7} if "use_dynamic_shifting" in options else {}))
+        nature = nature_of(scheduler)
+        stepping = Stepping(scheduler, nature, [True] * len(scheduler.timesteps), 2, True)
+        assert stepping.corrects == corrected.startswith("yes"), stepping.uncorrected_because
+        assert ("evaluates twice at one" in stepping.uncorrected_because) == ("twice at one noise level" in corrected)
+        assert nature.adds_noise == ("random" in corrected) == ("in full" in told)
+
+
+def test_the_page_names_the_pipelines_that_are_refused() -> None:
+    from tenuto.pipelines.engine import REFUSED
+
+    text = (DOCS / "diffusers.md").read_text(encoding="utf-8").split("## What is refused", 1)[1].split("\n## ", 1)[0]
+    assert set(re.findall(r"`(\w+Pipeline)`", text)) == set(REFUSED)
+
+
+def test_the_page_says_what_few_steps_evaluate() -> None:
+    from tenuto.scheduling.refresh import BUDGET, evaluations_for
+
+    text = (DOCS / "diffusers.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^\| (\d+) \| (\d+) of \d+ \|$", text, flags=re.MULTILINE)
+    assert len(shown) >= 4 and all(evaluations_for(int(steps), BUDGET) == int(count) for steps, count in shown)
+    assert evaluations_for(6, BUDGET) == 6 and "up to 6" in text
 
 
 def commands_known() -> dict[str, Any]:

@@ -33,6 +33,7 @@ from tenuto.scheduling.schedule import Predict, Schedule
 AGREE = 0.95  # a schedule is safe if at least this share of the worst text's tokens agree
 SHARES = (8, 6, 5, 4, 3, 2)  # one step of so many is computed in the schedules that are tried for a safe one
 DEGREES: tuple[Predict, ...] = ("quadratic", "linear")
+MARGIN = 3.0  # dB above the threshold; other pictures than those compared may be this much worse
 WORDS = (
     (40.0, "cannot be told from those of the full run"),
     (ALIKE, "differ from those of the full run in ways that are hard to see"),
@@ -63,6 +64,11 @@ class Check:
     @property
     def safe(self) -> bool:
         return self.worst >= (AGREE if self.text else ALIKE)
+
+    @property
+    def clearly_safe(self) -> bool:
+        """Whether the worst picture is above the threshold by a margin."""
+        return not self.text and self.worst >= ALIKE + MARGIN
 
     @property
     def verdict(self) -> str:
@@ -239,7 +245,8 @@ def _written_alike(
 def safe_alternative(check_one: Callable[[Schedule], Check], schedule: Schedule) -> Check | None:
     """The safe schedule of the default kind whose work is nearest to this schedule's work; None if none is safe.
 
-    Of two that are equally near, the cheaper one is taken. Linear extrapolation is tried beside the default degree.
+    A schedule that is safe by a margin is preferred to a nearer one that is only just safe. Of two that are equally
+    near, the cheaper one is taken. Linear extrapolation is tried beside the default degree.
     """
     candidates = [
         like(schedule, count, predict)
@@ -248,5 +255,10 @@ def safe_alternative(check_one: Callable[[Schedule], Check], schedule: Schedule)
         for predict in DEGREES
     ]
     candidates.sort(key=lambda one: (round(abs(one.budget - schedule.budget), 9), one.budget))
-    tried = (check_one(one) for one in candidates if one != schedule)
-    return next((result for result in tried if result.safe), None)
+    nearest = None
+    for result in (check_one(one) for one in candidates if one != schedule):
+        if result.clearly_safe:
+            return result
+        if result.safe and nearest is None:
+            nearest = result
+    return nearest

@@ -2,6 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
 
 from tests.cli.conftest import Run
 
@@ -23,6 +27,27 @@ def test_check_says_whether_a_schedule_is_safe(tenuto: Run, model: Path, tmp_pat
     status, out, _ = tenuto(*command, "--json")
     record = json.loads(out)
     assert status == 1 and not record["safe"] and record["worst_units"][0]["error"] > 0
+
+
+def test_the_schedule_that_is_recommended_says_how_safe_it_is(
+    tenuto: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tenuto import checking
+
+    def judged(loaded: Any, schedule: Any, asked: Any, **options: Any) -> checking.Check:
+        likeness = 20.0 if schedule.policy["name"] == "lifetimes" else 30.5 if schedule.full_steps.sum() < 5 else best
+        return checking.Check(schedule, (likeness,), False, np.zeros(schedule.active.shape))
+
+    monkeypatch.setattr(checking, "check", judged)
+    tenuto("schedule", model, "--steps", "10", "--policy", "lifetimes", "--budget", "0.2", "-o", "s.json")
+    for best, words in (
+        (34.0, "safe, with at least 3 dB to spare: --evaluations 5"),
+        (31.0, "less than 3 dB to spare"),
+    ):
+        status, out, _ = tenuto("check", model, "--schedule", "s.json", "--for", "1")
+        assert status == 1 and words in out
+        status, out, _ = tenuto("check", model, "--schedule", "s.json", "--for", "1", "--json")
+        assert json.loads(out)["safe_alternative"]["clearly_safe"] is (best == 34.0)
 
 
 def test_a_language_model_that_computes_nothing_takes_fewer_steps(tenuto: Run) -> None:

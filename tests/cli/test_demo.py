@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from tenuto import models
+from tenuto.cli import console
 from tenuto.cli.demo import CLOTHES, NATURAL, SCENES, _scene
 from tenuto.errors import UsageError
 from tests.cli.conftest import Run
@@ -24,6 +25,15 @@ def test_the_demo_tells_its_story(tenuto: Run, tmp_path: Path) -> None:
     result = json.loads((tmp_path / "demo" / "demo.json").read_text())
     assert result["work"] < 0.5 and result["psnr_mean"] > 15
     assert {"command", "commit", "torch", "hardware", "seed", "date"} <= set(result)
+
+
+def test_the_demo_tells_how_far_it_is_where_nobody_sees_a_bar(tenuto: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "FIRST", 0)
+    monkeypatch.setattr(console, "EVERY", 0)
+    status, _, err = tenuto("demo", "--steps", 7, "--out", "demo")
+    assert status == 0
+    for title in ("In full", "Scheduled"):
+        assert f"{title}: 10 of 70, 14%" in err and f"{title}: 70 of 70, 100%" in err
 
 
 def test_a_demo_with_nothing_held_is_identical(tenuto: Run, tmp_path: Path) -> None:

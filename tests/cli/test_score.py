@@ -78,12 +78,22 @@ def test_brackets_in_a_path_are_no_markup(tenuto: Run, tmp_path: Path) -> None:
     [
         ("tiny-ditt", "Did you mean tiny-dit?"),
         ("tinysdxl", "Did you mean tiny-sdxl?"),
+        ("./modle", "Did you mean model?"),
+        ("folder/inner-modle", "Did you mean folder/inner-model?"),
         ("no-such-model", "There is no model 'no-such-model'"),
         ("~no-such-user/x", "'~no-such-user/x' cannot be opened"),
         ("x" * 5000, "cannot be opened"),
     ],
 )
-def test_a_model_that_is_not_there_is_answered_by_a_sentence(tenuto: Run, name: str, words: str) -> None:
+def test_a_model_that_is_not_there_is_answered_by_a_sentence(
+    tenuto: Run, name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline(*given: object, **options: object) -> None:
+        raise OSError("there is no network")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    for folder in ("model", "folder/inner-model"):
+        (tmp_path / folder).mkdir(parents=True)
     for command in (("score", name), ("schedule", name, "--steps", 4)):
         status, out, err = tenuto(*command)
         assert status == 1 and out == "" and words in err.replace("\n", " ")

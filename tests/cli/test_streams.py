@@ -16,7 +16,9 @@ from tests.conftest import random_dit, write_checkpoint
     ("arguments", "status", "words"),
     [
         (("frobnicate",), 2, "frobnicate"),
+        (("shedule", "model"), 2, "Did you mean 'schedule'?"),
         (("score", "model", "--unknown"), 2, "--unknown"),
+        (("score", "model", "--devise", "cpu"), 2, "--device"),
         (("score", "model", "--eta", "0"), 2, "η"),
         (("score", "model", "--eta", "inf"), 2, "η"),
         (("check", "model", "--schedule", "s.json", "--samples", "9" * 20), 2, "--samples"),

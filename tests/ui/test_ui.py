@@ -186,7 +186,7 @@ def test_the_page_does_what_it_says(page: Any) -> None:
     page.wait_for_selector("#facts td:text-is('12')")
     page.get_by_label("speed-up").check()
     number("speedup", 2)
-    page.wait_for_selector("#facts td:has-text('at 7 of 12 steps')")
+    page.wait_for_selector("#facts td:has-text('at 6 of 12 steps')")
 
     # scores, only for who looks
     assert page.locator("#scores svg").count() == 0

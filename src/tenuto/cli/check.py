@@ -96,11 +96,16 @@ def _record(result: "Check", better: "Check | None", asked: list[Any]) -> dict[s
         "likeness": [value if math.isfinite(value) else None for value in result.likeness],
         "asked_for": asked,
         "worst_units": [{"unit": u, "step": s, "error": e} for u, s, e in result.worst_units(10)],
-        "safe_alternative": None if better is None else {**better.schedule.policy, "verdict": better.verdict},
+        "safe_alternative": None if better is None else _alternative(better),
     }
 
 
+def _alternative(better: "Check") -> dict[str, Any]:
+    return {**better.schedule.policy, "clearly_safe": better.clearly_safe, "verdict": better.verdict}
+
+
 def _tell(result: "Check", better: "Check | None", schedule: "Schedule", png: Path | None) -> None:
+    from tenuto.checking import MARGIN
     from tenuto.cli.console import counted, out, quoted, say
     from tenuto.deciding import advice
 
@@ -112,8 +117,9 @@ def _tell(result: "Check", better: "Check | None", schedule: "Schedule", png: Pa
         out.print(quoted(advised))
     if better is not None:
         count, predict = better.schedule.policy["evaluations"], better.schedule.predict
+        spare = f"at least {MARGIN:g} dB to spare" if better.clearly_safe else f"less than {MARGIN:g} dB to spare"
         out.print(
-            f"Nearest to what you asked for and safe: --evaluations {count} --predict {predict} "
+            f"Nearest to what you asked for and safe, with {spare}: --evaluations {count} --predict {predict} "
             f"({better.schedule.budget:.0%} of the work): {better.verdict}."
         )
     elif not result.safe and not result.text:

@@ -140,12 +140,23 @@ def find(name: str) -> Path:
         why = error.strerror if isinstance(error, OSError) else error
         raise CheckpointError(f"{name!r} cannot be opened: {why}.") from error
     if name.count("/") == 1 and not name.startswith((".", "/", "~")) and not path.suffix:
-        return _from_hub(name)
-    near = get_close_matches(name, SHIPPED, 1)
+        return _from_hub(name, meant(name))
     raise CheckpointError(
         f"There is no model {name!r}: it is no file or directory here, and not one of the shipped models "
-        f"({', '.join(SHIPPED)}). {f'Did you mean {near[0]}? ' if near else ''}A hub id looks like owner/name."
+        f"({', '.join(SHIPPED)}).{meant(name)} A hub id looks like owner/name."
     )
+
+
+def meant(name: str) -> str:
+    """` Did you mean …?`: a shipped model, or a neighbour of the path that was named; empty if nothing is near."""
+    if near := get_close_matches(name, SHIPPED, 1):
+        return f" Did you mean {near[0]}?"
+    path = Path(name).expanduser()
+    try:
+        near = get_close_matches(path.name, [one.name for one in path.parent.iterdir()], 1)
+    except OSError:  # there is no such directory, or it may not be read
+        return ""
+    return f" Did you mean {path.parent / near[0]}?" if near else ""
 
 
 def is_pipeline(place: Path) -> bool:
@@ -278,7 +289,7 @@ def _config(checkpoint: Checkpoint, family: Architecture) -> tuple[Any, tuple[st
     return family.config_from(given), tuple(labels)
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, meant: str = "") -> Path:
     """Fetch only what a denoiser needs, from a plain repository or from a diffusers pipeline."""
     from huggingface_hub import snapshot_download
 
@@ -291,5 +302,5 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=others))
     except Exception as error:  # the hub's client raises many kinds, and offline mode its own
         raise TenutoError(
-            f"Could not fetch {name} from the hub, and there is no such path here: {first_line(error)}"
+            f"Could not fetch {name} from the hub, and there is no such path here: {first_line(error)}{meant}"
         ) from error

@@ -268,9 +268,7 @@ def _calibration(case: DrawingCase) -> Drifts:
 
 def _told(case: DrawingCase, policy: str, rows: Sequence[Measurement]) -> str:
     mean = partial(mean_of, rows)
+    near = "    equal" if mean("psnr") >= HIGHEST else f"{mean('psnr'):6.2f} dB"
     fid = f"  ΔFID {mean('fid_delta'):+.2f}" if rows[0].fid_delta is not None else ""
     faster = times_as_fast((row.full_seconds for row in rows), (row.seconds for row in rows))
-    return (
-        f"{case.model.name} T={case.steps}  {policy:28} work {mean('flop_work'):.3f}  {faster:5.2f}x"
-        f"  {mean('psnr'):6.2f} dB{fid}"
-    )
+    return f"{case.model.name} T={case.steps}  {policy:28} work {mean('flop_work'):.3f}  {faster:5.2f}x  {near}{fid}"

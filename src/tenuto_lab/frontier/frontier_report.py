@@ -172,7 +172,8 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def _decibels(row: MeanPoint) -> str:
     if row["psnr"] >= HIGHEST:
         return "equal"
-    return f"{row['psnr']:.1f} ± {(row['psnr_high'] - row['psnr_low']) / 2:.1f}"
+    spread = (row["psnr_high"] - row["psnr_low"]) / 2
+    return f"{row['psnr']:.1f}" + (f" ± {spread:.1f}" if spread else "")  # one picture has no interval
 
 
 def _difference(row: MeanPoint, name: str, digits: int, absolute: str) -> str:

@@ -46,6 +46,8 @@ def test_every_point_is_measured_once_a_seed_and_saved_as_it_is_finished(drawn: 
     points = {(row.policy, row.budget) for row in frontier.rows}
     assert len(frontier.rows) == 2 * len(points) == 2 * len(told)
     assert saved == list(range(2, len(frontier.rows) + 1, 2))
+    assert "equal" in told[0] and "dB" not in told[0], "the full run equals itself: no number stands for that"
+    assert all(" dB" in line for line in told[1:] if "work 1.0" not in line)
     kinds = {row.kind for row in frontier.rows}
     assert kinds == {"full", "ours", "option", "rival", "paper"}
 

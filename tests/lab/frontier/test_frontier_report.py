@@ -98,6 +98,11 @@ def test_every_way_is_there_once_for_each_budget_as_the_mean_over_seeds(measured
     assert "equal" in lines(tables, "full")[0]
 
 
+def test_a_single_picture_has_no_interval() -> None:
+    alone = {"psnr": 34.5, "psnr_low": 34.5, "psnr_high": 34.5, "lpips": 0.01}
+    assert "**34.5**" in lines(frontier_tables(record_of(case=[row("tenuto", "ours", 0.25, 0, **alone)])), "tenuto")[0]
+
+
 def test_one_slow_run_of_three_is_no_slow_way() -> None:
     rows = [row("tenuto", "ours", 0.25, seed, **picture(40.0)) for seed in range(3)]
     rows[1].seconds = 3.0
