@@ -25,7 +25,7 @@ from torch import Tensor
 import tenuto
 from tenuto.errors import UsageError, first_line
 from tenuto.files import read_json, write_text
-from tenuto.models.language import rotary_angles, rotate
+from tenuto.models.language_block import rotary_angles, rotate
 from tenuto.models.llada import LLaDA, LLaDAConfig
 from training.llada_text import BOS, EOS, MASK
 from training.loop import (

@@ -24,6 +24,7 @@ from tenuto.runtime.compilation import computed
 from tenuto.runtime.executor import Executor
 from tenuto.runtime.residual import Branch, plain
 from tenuto.runtime.units.holding import Unplanned
+from tenuto.sampling.decoding import decoder_of
 from tenuto.sampling.masked import MaskedSampling, encoded, sampling_for, write_tokens
 from tenuto.sampling.pictures import generate
 from tenuto.scheduling.refresh import like
@@ -181,6 +182,8 @@ def check(
 ) -> Check:
     """Generate samples for `wanted` (classes, captions or prompts) and compare them with the full network's.
 
+    Latents are decoded first, if the model's VAE is stored beside the model.
+
     options   of the sampler: guidance and solver, or length and block_length
     progress  called with the number of samples after every evaluation, with the schedule and without
     """
@@ -207,7 +210,8 @@ def check(
         )
         for executor, watch in ((Executor(model.network), None), (probing, probing.watch))
     )
-    return Check(schedule, tuple(psnr(held, full).tolist()), False, probing.errors)
+    decoded = decoder_of(model)
+    return Check(schedule, tuple(psnr(decoded(held), decoded(full)).tolist()), False, probing.errors)
 
 
 @torch.inference_mode()

@@ -349,3 +349,15 @@ def test_a_batch_that_does_not_fit_is_refused_with_what_it_needs() -> None:
     refuse_if_too_large(32, 768, needed, needed)
     with pytest.raises(UsageError, match="batch of 32 texts of 768 tokens needs about .* take a smaller batch"):
         refuse_if_too_large(32, 768, needed, needed - 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", [{}, {"temperature": 0.8}, {"guidance": 1.5}, {"sliding": True}], ids=str)
+def test_on_a_gpu_graphs_write_what_a_cpu_writes(network: LLaDA, way: dict[str, Any]) -> None:
+    sampling = MaskedSampling(steps=12, length=12, block_length=4, parallel=0.15, **way)
+    expected = generate_tokens(kept(network, 6, 12), PROMPTS, sampling=sampling)
+    there = make_network(seed=3).cuda()
+    executor = Executor(there, kept(network, 6, 12).schedule)
+    for _ in range(2):  # recorded, then replayed
+        assert torch.equal(generate_tokens(executor, PROMPTS, sampling=sampling), expected)
+    assert executor.stages.graphs == 2

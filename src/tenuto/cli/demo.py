@@ -1,6 +1,7 @@
 """`tenuto demo`: from the shipped weights to a page that shows what the schedule saved and what it kept."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,49 +10,98 @@ import typer
 from tenuto.cli.app import AsJson, Seed, app
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from tenuto.models import Model
     from tenuto.sampling.pictures import Sampling
     from tenuto.scheduling.schedule import Schedule
 
-MODEL = "tiny-dit"
 GAIN = 8  # of the difference image
 COLUMNS = 5  # of a sheet of pictures
+ROUND = 10_000  # between the seeds of two pictures of a class
 HEAD = ("work", "FLOP-weighted", "seconds", "speed-up", "PSNR to full", "worst picture")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a model draws in the demo."""
+
+    model: str
+    about: str
+    classes: tuple[str | int, ...]
+    seeds: tuple[int, ...]
+    guidance: float
+    scale: int  # of a pixel
+
+
+NATURAL = Scene(
+    "natural-dit",
+    "64×64 pictures of landscapes, food and animals from a latent model of 27 million parameters, which was trained "
+    "for five minutes. Classes and seeds were chosen because one recognises these pictures",
+    (
+        "alp",
+        "coral reef",
+        "lakeside",
+        "seashore",
+        "pizza",
+        "guacamole",
+        "monarch",
+        "king penguin",
+        "African elephant",
+        "mushroom",
+    ),
+    (2000, 2002, 2003, 4, 2009, 1022, 1011, 1016, 17, 2021),
+    guidance=4.0,
+    scale=2,
+)
+CLOTHES = Scene(
+    "tiny-dit",
+    "pictures of clothes from the model that is part of the package",
+    tuple(range(10)),
+    tuple(range(10)),
+    guidance=1.5,
+    scale=3,
+)
+SCENES = {scene.model: scene for scene in (NATURAL, CLOTHES)}
 
 
 @app.command(epilog="Example: tenuto demo --out demo")
 def demo(
     out: Annotated[Path, typer.Option(help="Directory for the pictures and report.html.")] = Path("demo"),
+    model: Annotated[
+        str | None, typer.Option(help=f"{' or '.join(SCENES)}; by default the first whose weights are here.")
+    ] = None,
     budget: Annotated[float, typer.Option(help="Share of the work to compute.")] = 0.25,
     steps: Annotated[int, typer.Option(help="Denoising steps.")] = 50,
     per_class: Annotated[int, typer.Option(min=1, max=10_000, help="Pictures of each of the ten classes.")] = 1,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """See it work: the shipped model draws the same pictures with a schedule and without, for you to compare."""
+    """See it work: a shipped model draws the same pictures with a schedule and without, for you to compare."""
     from tenuto import deciding
     from tenuto.cli.console import print_json
     from tenuto.files import check_writable
     from tenuto.models import load
     from tenuto.provenance import provenance
     from tenuto.quality import psnr
-    from tenuto.sampling.pictures import Sampling, generate
+    from tenuto.sampling.pictures import Sampling
 
-    sampling = Sampling(steps=steps, guidance=1.5)
+    scene = _scene(model)
+    sampling = Sampling(steps=steps, guidance=scene.guidance)
     check_writable(out / "report.html")
-    model = load(MODEL)
-    schedule = deciding.schedule(model, steps, budget=budget)
-    classes = [c for _ in range(per_class) for c in range(model.config.classes)]
-    generate(model, classes, seed=seed, steps=1)  # warm-up, untimed
-    full, full_seconds = _timed("In full", model, classes, seed, sampling, None)
-    held, held_seconds = _timed("Scheduled", model, classes, seed, sampling, schedule)
+    loaded = load(scene.model)
+    schedule = deciding.schedule(loaded, steps, budget=budget)
+    drawn = Drawn(loaded, scene, seed, per_class)
+    drawn.by(Sampling(steps=1), None)  # warm-up, untimed
+    full, full_seconds = drawn.timed("In full", sampling, None)
+    held, held_seconds = drawn.timed("Scheduled", sampling, schedule)
     quality = psnr(held, full)
     result = provenance(
-        model=MODEL,
+        model=scene.model,
         seed=seed,
-        images=len(classes),
+        images=len(full),
         steps=steps,
         guidance=sampling.guidance,
         solver=sampling.solver,
@@ -64,27 +114,62 @@ def demo(
         psnr_worst=round(float(quality.min()), 2) if quality.isfinite().any() else None,
     )
     rows = _rows(result)
-    _write(out, result, rows, schedule, full, held)
+    _write(out, scene, result, rows, schedule, full, held)
     if as_json:
         print_json(result)
     else:
         _print(schedule, rows, out)
 
 
-def _timed(
-    title: str, model: "Model", classes: list[int], seed: int, sampling: "Sampling", schedule: "Schedule | None"
-) -> "tuple[Tensor, float]":
-    from tenuto.cli.console import progress
-    from tenuto.sampling.pictures import generate
+class Drawn:
+    """The pictures of a scene, drawn in different ways from the same noise."""
 
-    with progress(f"{title:>9}", len(classes) * sampling.steps) as advance:
-        started = time.perf_counter()
-        samples = generate(model, classes, seed=seed, sampling=sampling, schedule=schedule, progress=advance)
-        return samples, time.perf_counter() - started
+    def __init__(self, model: "Model", scene: Scene, seed: int, per_class: int) -> None:
+        from tenuto.sampling.decoding import decoder_of
+
+        self.model, self.decode = model, decoder_of(model)
+        self.classes = list(scene.classes) * per_class
+        self.seeds = [seed + own + ROUND * i for i in range(per_class) for own in scene.seeds]
+
+    def by(
+        self,
+        sampling: "Sampling",
+        schedule: "Schedule | None",
+        advance: "Callable[[int], object]" = lambda images: None,
+    ) -> "Tensor":
+        from tenuto.sampling.pictures import generate
+
+        asked = {"seeds": self.seeds, "sampling": sampling, "schedule": schedule, "progress": advance}
+        return self.decode(generate(self.model, self.classes, **asked))
+
+    def timed(self, title: str, sampling: "Sampling", schedule: "Schedule | None") -> "tuple[Tensor, float]":
+        """The pictures, and the seconds that they took, with decoding."""
+        from tenuto.cli.console import progress
+
+        with progress(f"{title:>9}", len(self.classes) * sampling.steps) as advance:
+            started = time.perf_counter()
+            return self.by(sampling, schedule, advance), time.perf_counter() - started
+
+
+def _scene(model: str | None) -> Scene:
+    """The scene of a model, or the first scene whose weights are here."""
+    from tenuto.errors import CheckpointError, UsageError
+    from tenuto.models import shipped
+
+    if model is not None:
+        if model not in SCENES:
+            raise UsageError(f"The demo draws with {' or '.join(SCENES)}, not with {model!r}.")
+        return SCENES[model]
+    try:
+        shipped(NATURAL.model)
+    except CheckpointError:  # an installed package has only the small model
+        return CLOTHES
+    return NATURAL
 
 
 def _write(
     folder: Path,
+    scene: Scene,
     result: dict[str, Any],
     rows: list[list[str]],
     schedule: "Schedule",
@@ -104,14 +189,14 @@ def _write(
         "scheduled": (f"{schedule.budget:.0%} computed: {result['seconds_scheduled']:.1f} s", held),
         "difference": (f"The difference, {GAIN} times amplified", difference(held, full, GAIN)),
     }
-    pictures = [(title, grid(images, COLUMNS, scale=3)) for title, images in sheets.values()]
+    pictures = [(title, grid(images, COLUMNS, scale=scene.scale)) for title, images in sheets.values()]
     for name, (_, sheet) in zip(sheets, pictures, strict=True):
         save_image(sheet, folder / f"{name}.png")
     write_page(
         folder / "report.html",
         title=_headline(result),
-        lead=f"{result['images']} pictures of clothes from the model that ships with Tenuto. {result['steps']} steps "
-        f"of {result['solver'].upper()} with guidance {result['guidance']}, drawn twice from the same noise.",
+        lead=f"{result['images']} {scene.about}. {result['steps']} steps of {result['solver'].upper()} with guidance "
+        f"{result['guidance']}, drawn twice from the same noise.",
         figures=[
             (f"{result['speedup']:.1f}×", "wall-clock speed-up"),
             (f"{schedule.budget:.0%}", "of unit-steps computed"),
@@ -129,10 +214,10 @@ def _headline(result: dict[str, Any]) -> str:
 
     speed = f"{result['speedup']:.1f} times faster" if result["speedup"] > 1.05 else "no faster"
     if result["psnr_mean"] is None:
-        return f"{MODEL}: identical pictures, {speed}"
+        return f"{result['model']}: identical pictures, {speed}"
     if result["psnr_worst"] >= ALIKE:
-        return f"{MODEL}: the same pictures to the eye, {speed}"
-    return f"{MODEL}: pictures {result['psnr_mean']:.0f} dB from the full run's, {speed}"
+        return f"{result['model']}: the same pictures to the eye, {speed}"
+    return f"{result['model']}: pictures {result['psnr_mean']:.0f} dB from the full run's, {speed}"
 
 
 def _rows(result: dict[str, Any]) -> list[list[str]]:

@@ -35,7 +35,7 @@ ARCHITECTURES = {
     "uvit": "tenuto.models.uvit",
     "unet": "tenuto.models.unet",
 }
-SHIPPED = ("tiny-llada", "tiny-dit", "tiny-uvit", "tiny-sdxl")
+SHIPPED = ("tiny-llada", "tiny-dit", "tiny-uvit", "tiny-sdxl", "natural-dit")
 PACKAGE = Path(str(resources.files("tenuto")))
 HUB_FILES = ("{}config.json", "{}*.safetensors", "{}*.safetensors.index*.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt")

@@ -6,6 +6,7 @@ scheduler: the copy is given the exact outputs for one picture and one noise, an
 between the two. A scheduler whose samples stay there also adds no noise of its own.
 """
 
+import inspect
 import json
 import math
 from collections import OrderedDict
@@ -186,7 +187,7 @@ def _stays_on_line(scheduler: Any, first: int, levels: Levels) -> bool:
 def _draws(scheduler: Any, first: int, steps: int) -> bool:
     """Whether a scheduler's steps draw random numbers, so that two runs give different samples.
 
-    If a scheduler cannot be run here, it is assumed to draw none.
+    If a scheduler cannot be run here (CogVideoX's DPM solver wants more arguments), the code of its step tells.
     """
     for shape in ((), (1,)):  # some schedulers want one timestep for each sample
         try:
@@ -202,4 +203,7 @@ def _draws(scheduler: Any, first: int, steps: int) -> bool:
             return False
         except Exception:  # a scheduler may require arguments that are not given here
             continue
-    return False
+    try:
+        return "randn" in inspect.getsource(type(scheduler).step)
+    except (OSError, TypeError, AttributeError):
+        return False

@@ -2,9 +2,10 @@
 
 At a refresh the scheduler is given the computed output. At the steps in between, the output is predicted. What is
 predicted is the network's estimate of the clean picture. The output that belongs to it follows from the sample at hand
-(tenuto.runtime.levels). If a scheduler evaluates twice at one noise level (Heun), the estimate of the noise is
-predicted instead. If the levels of a scheduler are not known, its outputs are predicted as they are.
-`python -m benchmarks.search` is where this was found.
+(tenuto.runtime.levels). With few evaluations, and if a scheduler evaluates twice at one noise level (Heun), the
+estimate of the noise is predicted instead, and nothing is corrected: this is less near on most networks, but the clean
+estimate fails under strong guidance. If the levels of a scheduler are not known, its outputs are predicted as they are.
+`python -m benchmarks.search` and `python -m benchmarks.strong_rivals` are where this was found.
 
 Correction. At a refresh the values in between can be interpolated, which is more accurate than extrapolating them. So
 the scheduler takes the steps since the last refresh once more, from the state and the sample it had there, and goes on
@@ -23,6 +24,7 @@ from tenuto.errors import ScheduleError
 from tenuto.runtime.levels import Levels, Nature
 from tenuto.runtime.prediction import polynomial_weights, weighted
 
+FEW = 9  # evaluations; with fewer, noise is predicted
 Step = Callable[[Tensor, Tensor], Any]  # (output, sample) -> what the scheduler's step returns
 
 
@@ -39,13 +41,17 @@ class Stepping:
         self._order = order
         self._levels = nature.levels
         self._places = places_of(nature.levels, len(self._computed))
-        self._twice = self._places[-1] < 0.75 * (len(self._computed) - 1)  # evaluated at many noise levels
+        few = sum(self._computed) < FEW
+        twice = self._places[-1] < 0.75 * (len(self._computed) - 1)  # evaluated at many noise levels
+        self._keeps_noise = few or twice
         self._asked_to_correct = corrected
         self.uncorrected_because = ""
         if corrected and nature.levels is None:
             self.uncorrected_because = nature.why_unknown
-        elif corrected and self._twice:
+        elif corrected and twice:
             self.uncorrected_because = f"{type(scheduler).__name__} evaluates twice at one noise level"
+        elif corrected and few:
+            self.uncorrected_because = f"there are fewer than {FEW} evaluations"
         self.most_bytes = 0  # kept at once so far
         self.forget()
 
@@ -150,7 +156,7 @@ class Stepping:
         """(p, q): what is kept is p · sample + q · output."""
         assert self._levels is not None
         (a, s), (p, q) = self._levels.mixed[step], self._levels.estimated[step]
-        return ((1 - a * p) / s, -a * q / s) if self._twice else (p, q)
+        return ((1 - a * p) / s, -a * q / s) if self._keeps_noise else (p, q)
 
     def _note(self, result: Any) -> None:
         sample = sample_in(result)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise, product
 from typing import Any
 
@@ -14,6 +14,7 @@ from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto.quality import psnr
 from tenuto.runtime.executor import Executor
+from tenuto.sampling.decoding import decoder_of
 from tenuto.sampling.pictures import Sampling, Solver, generate
 from tenuto.scoring.scores import Scores
 from tenuto_lab.frontier.measurements import (
@@ -77,6 +78,18 @@ class DrawingCase:
     named: Sequence[str] = ()  # rivals by name (tenuto_lab.rivals.NAMES), each at its best setting with hindsight
 
     def draw(self, executor: Executor, steps: int, solver: Solver, seed: int, count: int | None = None) -> Tensor:
+        """Pictures, in [-1, 1]."""
+        return self.shown(self.sample(executor, steps, solver, seed, count))
+
+    def shown(self, samples: Tensor) -> Tensor:
+        """The pictures of samples, which may be latents. Times are measured without this."""
+        return self._decode(samples).clamp(-1, 1)
+
+    @cached_property
+    def _decode(self) -> Callable[[Tensor], Tensor]:
+        return decoder_of(self.model)
+
+    def sample(self, executor: Executor, steps: int, solver: Solver, seed: int, count: int | None = None) -> Tensor:
         wanted = list(self.wanted)[:count]
         by_class = self.model.architecture.asks_for == "class"
         return generate(
@@ -87,7 +100,7 @@ class DrawingCase:
             executor=executor,
             sampling=Sampling(steps=steps, solver=solver),
             batch=self.batch,
-        ).clamp(-1, 1)
+        )
 
 
 def measure_pictures(
@@ -105,7 +118,7 @@ def measure_pictures(
     for point in points:
         executor = point.executor()
         if case.model.device.type == "cuda":  # warm-up: records the graphs for whole batches
-            case.draw(executor, point.steps, point.solver, case.seeds[0], case.batch)
+            case.sample(executor, point.steps, point.solver, case.seeds[0], case.batch)
         if isinstance(executor, Rival):
             executor.forget()
         rows = [measured.row(point, executor, seed) for seed in case.seeds]
@@ -152,7 +165,8 @@ class _DrawingRun:
 
     def row(self, point: DrawingPoint, executor: Executor, seed: int) -> Measurement:
         case = self.case
-        images, seconds = timed(lambda: case.draw(executor, point.steps, point.solver, seed), case.model.device)
+        samples, seconds = timed(lambda: case.sample(executor, point.steps, point.solver, seed), case.model.device)
+        images = case.shown(samples)
         if point.kind == "full":
             self.full[seed], self.seconds[seed] = images, seconds
         row = Measurement(
@@ -248,7 +262,7 @@ class _DrawingRun:
 def _calibration(case: DrawingCase) -> Drifts:
     """SmoothCache's calibration. Its time is not counted."""
     few = DrawingCase(case.model, case.steps, list(case.wanted)[:CALIBRATION], batch=CALIBRATION)
-    return drifts(case.model, case.steps, lambda executor: few.draw(executor, case.steps, "ddim", seed=99))
+    return drifts(case.model, case.steps, lambda executor: few.sample(executor, case.steps, "ddim", seed=99))
 
 
 def _told(case: DrawingCase, policy: str, rows: Sequence[Measurement]) -> str:

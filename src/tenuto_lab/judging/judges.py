@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from tenuto.errors import CheckpointError, TenutoError, UsageError, first_line
 from tenuto.files import check_fields, read_json
 from tenuto.models import Model, shipped
+from tenuto.sampling.decoding import picture_shape
 from tenuto_lab.judging.cifar_classifier import CifarClassifier, load_cifar_classifier
 from tenuto_lab.judging.classifier import Classifier, load_classifier
 from tenuto_lab.judging.statistics import Distance, Statistics
+from tenuto_lab.judging.tiny_classifier import TinyClassifier, load_tiny_classifier
 
 CHUNK = 1000  # pictures at once
 ROWS = 64  # texts at once
@@ -27,11 +29,12 @@ TINY = 1e-10  # added to lengths before division, as in LPIPS
 END_OF_TEXT = 1
 TIED = "lm_head.weight"  # not stored: it is the embedding
 
-PictureClassifier = Classifier | CifarClassifier
+PictureClassifier = Classifier | CifarClassifier | TinyClassifier
 # The classifier for a model's pictures, by their shape.
 CLASSIFIERS: dict[tuple[int, ...], tuple[str, Callable[[Path], PictureClassifier]]] = {
     (1, 32, 32): ("fashion-classifier", load_classifier),
     (3, 32, 32): ("cifar-classifier", load_cifar_classifier),
+    (3, 64, 64): ("natural-judge", load_tiny_classifier),
 }
 
 
@@ -99,8 +102,8 @@ class PictureJudge:
 
 def picture_judge(model: Model, device: str | torch.device) -> PictureJudge | None:
     """The shipped judge of a model's pictures; None if there is no judge for this kind of picture."""
-    shape = getattr(model.config, "sample_shape", None)  # a language model has none
-    judge = None if shape is None else judge_of(shape, device)
+    draws = hasattr(model.config, "sample_shape")  # a language model has none
+    judge = judge_of(picture_shape(model), device) if draws else None
     if judge is None:
         return None
     # A model with other classes draws things that the judge does not know.

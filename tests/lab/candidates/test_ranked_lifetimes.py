@@ -101,7 +101,7 @@ def test_nonsense_is_refused(scores: Any) -> None:
 
 def test_two_schedules_at_once_compute_what_both_do(model: Any, scores: Any) -> None:
     first = lifetimes(scores, STEPS, budget=BUDGET)
-    second = refresh(scores, STEPS, every=3, closing=0, opening=False, predict="constant", keep="update")
+    second = refresh(scores, STEPS, every=3, predict="constant", keep="update")
     joined = both(first, second)
     assert (joined.active == (first.active & second.active)).all() and joined.active[:, 0].all()
     assert joined.policy["first"]["name"] == "lifetimes" and joined.policy["second"]["name"] == "refresh"

@@ -37,7 +37,7 @@ def llada() -> Any:
 def drawn(dit: Any) -> Any:
     told: list[str] = []
     saved: list[Any] = []
-    case = case_of(dit, 6, samples=1, seeds=2, budgets=(0.5,))
+    case = case_of(dit, 12, samples=1, seeds=2, budgets=(0.5,))  # six evaluations, which a budget leaves at least
     return measure(case, told.append, lambda frontier: saved.append(len(frontier.rows))), told, saved
 
 
@@ -60,10 +60,10 @@ def test_the_full_run_comes_first_and_equals_itself(drawn: Any) -> None:
 
 def test_work_is_what_was_computed(drawn: Any) -> None:
     rows = {(row.policy, row.budget): row for row in drawn[0].rows}
-    assert rows["tenuto", 0.5].work == 1, "a budget leaves six evaluations, and there are six steps"
-    assert rows["fewer steps, ddim", 0.5].work == pytest.approx(0.5) and rows["fewer steps, ddim", 0.5].steps == 3
+    assert rows["tenuto", 0.5].work == pytest.approx(0.5)
+    assert rows["fewer steps, ddim", 0.5].work == pytest.approx(0.5) and rows["fewer steps, ddim", 0.5].steps == 6
     assert rows["skipped evaluations", 0.5].work == pytest.approx(0.5)
-    assert rows["TaylorSeer", 0.5].work == pytest.approx(4 / 6)  # its second step warms up
+    assert rows["TaylorSeer", 0.5].work == pytest.approx(7 / 12)  # its second step warms up
     assert rows["lifetimes (the paper)", 0.35].flop_work < 0.35
     assert rows["tenuto", 0.5].cache_bytes < rows["every update held", 0.5].cache_bytes
     assert rows["every update held", 0.5].cache_bytes < rows["every branch held", 0.5].cache_bytes

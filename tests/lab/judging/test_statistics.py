@@ -217,7 +217,8 @@ def test_a_shipped_model_has_a_judge_that_knows_real_pictures(name: str, classif
 def test_pictures_of_another_kind_have_no_judge() -> None:
     def judged(shape: Any, labels: Any = (), **config: Any) -> Any:
         return picture_judge(
-            cast(Any, SimpleNamespace(config=SimpleNamespace(sample_shape=shape, **config), labels=labels)), "cpu"
+            cast(Any, SimpleNamespace(config=SimpleNamespace(sample_shape=shape, **config), labels=labels, path=None)),
+            "cpu",
         )
 
     shipped_or_skip("fashion-classifier")

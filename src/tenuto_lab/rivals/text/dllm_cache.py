@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tenuto.models.language import LanguageBlock, LanguageNetwork, rotary_angles, rotate
+from tenuto.models.language import LanguageNetwork
+from tenuto.models.language_block import LanguageBlock, rotary_angles, rotate
 from tenuto.runtime.positions import put_, take
 
 

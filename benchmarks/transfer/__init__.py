@@ -1,0 +1,1 @@
+"""The default schedule on networks that others trained: do constants chosen on our networks hold elsewhere?"""
