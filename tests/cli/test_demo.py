@@ -30,7 +30,7 @@ def test_the_demo_tells_its_story(tenuto: Run, tmp_path: Path) -> None:
 def test_the_demo_tells_how_far_it_is_where_nobody_sees_a_bar(tenuto: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "FIRST", 0)
     monkeypatch.setattr(console, "EVERY", 0)
-    status, _, err = tenuto("demo", "--steps", 7, "--out", "demo")
+    status, _, err = tenuto("demo", "--model", "tiny-dit", "--steps", 7, "--out", "demo")
     assert status == 0
     for title in ("In full", "Scheduled"):
         assert f"{title}: 10 of 70, 14%" in err and f"{title}: 70 of 70, 100%" in err
