@@ -81,7 +81,7 @@ def table(made: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         "",
         f"Written by {origin(made)}; ComfyUI {made['comfyui']}.",
         "",
-        *(__doc__ or "").split("\n")[6:],
+        *(__doc__ or "").strip().split("\n")[5:],
     ]
     for kind in ("trained", "unet", "flux"):
         lines += ["", f"## {kind}, {STEPS} steps, budget {BUDGET}", ""]
