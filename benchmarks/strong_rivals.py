@@ -30,7 +30,7 @@ from tenuto_lab.frontier.named_rivals import noise_of
 from tenuto_lab.judging.statistics import mean_interval
 from tenuto_lab.rivals import NAMES, RivalPoint, rival_points
 from tenuto_lab.rivals.noise_prediction import Denoiser
-from tenuto_lab.rivals.solvers import sample
+from tenuto_lab.rivals.strong_solvers import sample
 from tenuto_lab.rivals.whole_output import full_run
 
 RESULTS = results_of("strong_rivals")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tenuto.models.architecture import NoiseLevels
-from tenuto_lab.rivals.solvers import Setting, course
+from tenuto_lab.rivals.strong_solvers import Setting, course
 
 CENTRES = (-0.6, 0.5)
 SPREAD = 0.25

@@ -139,7 +139,7 @@ def test_units_can_be_held_in_a_loop_of_ones_own() -> None:
     full = loop()
     with tenuto.running(network, scheduler, every=3, keep="branch") as run:
         assert not torch.equal(loop(), full)
-        assert set(one.computed for one in tenuto.summary(run).per_unit.values()) == {4}
+        assert {one.computed for one in tenuto.summary(run).per_unit.values()} == {4}
     assert torch.equal(loop(), full)
 
 

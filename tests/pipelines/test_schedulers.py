@@ -130,9 +130,12 @@ def test_a_scheduler_that_adds_noise_is_computed_in_full_and_says_so(
 def test_nor_are_single_units_held_where_noise_is_added(pipe: DiffusionPipeline, kind: Any) -> None:
     pipe.scheduler = kind(**BETAS)
     full = draw(pipe, "sd1")
-    with tenuto.accelerated(pipe, every=4, keep="branch"), counted(pipe) as counts:
-        with pytest.warns(UserWarning, match="adds random noise at every step"):
-            assert torch.equal(draw(pipe, "sd1"), full)
+    with (
+        tenuto.accelerated(pipe, every=4, keep="branch"),
+        counted(pipe) as counts,
+        pytest.warns(UserWarning, match="adds random noise at every step"),
+    ):
+        assert torch.equal(draw(pipe, "sd1"), full)
     assert set(counts.values()) == {12}
 
 

@@ -46,6 +46,7 @@ KNOWN = [
 ]
 NOISY = [
     "CMStochasticIterative",
+    "CogVideoXDPM",
     "DDPM",
     "DDPMParallel",
     "DDPMWuerstchen",
@@ -54,11 +55,12 @@ NOISY = [
     "KDPM2AncestralDiscrete",
     "LCM",
     "LTXEulerAncestralRF",
+    "RePaint",
     "SASolver",
     "TCD",
     "UnCLIP",
 ]
-UNKNOWN = ["CogVideoXDPM", "DDIMInverse", "IPNDM", "RePaint", "KarrasVe", "ScoreSdeVe"]  # and noise is not seen, either
+UNKNOWN = ["DDIMInverse", "IPNDM", "KarrasVe", "ScoreSdeVe"]  # and noise is not seen, either
 
 
 def made(name: str, steps: int = 12, **config: Any) -> Any:
@@ -85,7 +87,7 @@ def every_scheduler() -> dict[str, Any]:
         if not name.endswith("Scheduler") or not inspect.isclass(kind):
             continue
         try:
-            scheduler = kind()
+            scheduler: Any = kind()
             scheduler.set_timesteps(12)
         except Exception:  # it needs arguments, or a library that is not here
             continue

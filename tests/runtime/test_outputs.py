@@ -65,10 +65,10 @@ def test_who_is_given_an_output_may_write_into_it_and_the_next_generation_knows_
 @pytest.mark.parametrize("solver", ["ddim", "dpm++"])
 def test_correction_keeps_a_picture_nearer_to_the_full_run(solver):
     model, classes = tenuto.load("tiny-dit"), [0, 3, 7, 9]
-    full = tenuto.generate(model, classes, steps=50, solver=solver)
+    full = tenuto.generate(model, classes, steps=20, solver=solver)
     near, far = (
         float(tenuto.psnr(tenuto.generate(model, classes, schedule=made, solver=solver), full).mean())
-        for made in (tenuto.schedule(model, 50, evaluations=12, correction=correction) for correction in (True, False))
+        for made in (tenuto.schedule(model, 20, evaluations=12, correction=correction) for correction in (True, False))
     )
     assert near > far + 2
 

@@ -14,6 +14,7 @@ from tenuto.models.dit import DiT, DiTConfig
 from tenuto.quality import psnr
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.decoding import decoder_of, picture_shape
+from tenuto.sampling.pictures import vae_of
 from tenuto_lab.frontier.drawing import DrawingCase, measure_pictures
 from tests.helpers.pipelines import tiny_vae
 
@@ -61,7 +62,7 @@ def test_check_compares_decoded_pictures(latent: Model) -> None:
 
 
 def test_the_frontier_and_the_experiments_measure_decoded_pictures(latent: Model) -> None:
-    case = DrawingCase(latent, 8, [0, 1], seeds=[0], batch=2, budgets=[0.5], ours_only=True)
+    case = DrawingCase(latent, 8, [0, 1], seeds=[0], batch=2, budgets=[0.5], ours_only=True, vae=vae_of(latent))
     drawn = case.draw(Executor(latent.network), 8, "ddim", 0)
     assert drawn.shape == (2, 3, 8, 8) and drawn.abs().max() <= 1
     found = measure_pictures(case)

@@ -1,4 +1,4 @@
-"""Where to evaluate: as often as was asked, at the beginning and at the end, evenly over the noise levels in between."""
+"""Where to evaluate: as often as was asked, first and last, and evenly over the noise levels in between."""
 
 import math
 

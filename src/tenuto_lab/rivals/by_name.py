@@ -15,7 +15,7 @@ from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto_lab.rivals import dynamic, whole_output
 from tenuto_lab.rivals.noise_prediction import Denoiser, timed_each
-from tenuto_lab.rivals.solvers import ORDERS, Setting, sample, settings
+from tenuto_lab.rivals.strong_solvers import ORDERS, Setting, sample, settings
 
 SOLVERS = tuple(Setting(method, order).solver for method, orders in ORDERS.items() for order in orders)
 WHOLE_OUTPUT = tuple(whole_output.methods())

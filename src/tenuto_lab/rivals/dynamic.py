@@ -20,7 +20,7 @@ from tenuto_lab.rivals.dual_block import DualBlock
 from tenuto_lab.rivals.easy_cache import EasyCache, Hold
 from tenuto_lab.rivals.first_block import FirstBlock, first_block
 from tenuto_lab.rivals.noise_prediction import Denoiser, timed_each
-from tenuto_lab.rivals.solvers import course, integrate
+from tenuto_lab.rivals.strong_solvers import course, integrate
 from tenuto_lab.rivals.token_caches import Calibration, MovedInput, MovedSize, TokenCache, filtered
 from tenuto_lab.rivals.trunk import why_not
 from tenuto_lab.rivals.whole_output import full_run

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from tenuto.errors import UsageError
 from tenuto.models.architecture import NoiseLevels
+from tenuto_lab.rivals.computed_steps import Placement, evenly, growing, named, periodic
 from tenuto_lab.rivals.dmd import dmd
 from tenuto_lab.rivals.noise_prediction import Denoise
-from tenuto_lab.rivals.placement import Placement, evenly, growing, named, periodic
 from tenuto_lab.rivals.predictors import (
     Known,
     Predict,
@@ -30,7 +30,7 @@ from tenuto_lab.rivals.predictors import (
     taylor,
     zeus,
 )
-from tenuto_lab.rivals.solvers import Course, Setting, course, step_from
+from tenuto_lab.rivals.strong_solvers import Course, Setting, course, step_from
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from tenuto_lab.rivals.dual_block import DualBlock
 from tenuto_lab.rivals.dynamic import NAMES, Case, Run, at_cost, draws, unable
 from tenuto_lab.rivals.easy_cache import EasyCache
 from tenuto_lab.rivals.noise_prediction import Denoiser
-from tenuto_lab.rivals.solvers import sample
+from tenuto_lab.rivals.strong_solvers import sample
 from tenuto_lab.rivals.token_caches import Calibration, MovedInput, MovedSize, TokenCache, filtered
 from tenuto_lab.rivals.trunk import Stem, evaluated, stem_of
 from tenuto_lab.rivals.whole_output import full_run

@@ -10,8 +10,8 @@ import torch
 
 from tenuto.errors import UsageError
 from tenuto_lab.rivals import TaylorSeer
+from tenuto_lab.rivals.computed_steps import evenly, growing, in_windows, periodic
 from tenuto_lab.rivals.dmd import dmd, mode_weights
-from tenuto_lab.rivals.placement import evenly, growing, in_windows, periodic
 from tenuto_lab.rivals.predictors import (
     Known,
     Target,
@@ -24,7 +24,7 @@ from tenuto_lab.rivals.predictors import (
     taylor,
     zeus,
 )
-from tenuto_lab.rivals.solvers import Setting, course, sample
+from tenuto_lab.rivals.strong_solvers import Setting, course, sample
 from tenuto_lab.rivals.whole_output import Cache, draws, full_run, methods, sample_held
 from tests.helpers.mixtures import NOISE, MixtureDenoiser
 

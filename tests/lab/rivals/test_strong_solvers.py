@@ -11,7 +11,7 @@ import torch
 import tenuto
 from tenuto.errors import UsageError
 from tenuto_lab.rivals.noise_prediction import Denoiser
-from tenuto_lab.rivals.solvers import Setting, best, course, judged, sample, settings, time_of
+from tenuto_lab.rivals.strong_solvers import Setting, best, course, judged, sample, settings, time_of
 from tests.helpers.mixtures import NOISE, MixtureDenoiser, table
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")  # diffusers' DEIS
