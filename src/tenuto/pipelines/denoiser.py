@@ -11,7 +11,7 @@ from torch import nn
 from tenuto import deciding
 from tenuto.errors import ScheduleError, UsageError
 from tenuto.models.diffusers.attachment import Attachment, attach, units_in
-from tenuto.models.diffusers.blocks import DENOISERS, sites_of
+from tenuto.models.diffusers.blocks import DENOISERS
 from tenuto.models.diffusers.live_weights import LiveTensors, weights_seen
 from tenuto.models.diffusers.private_diffusers import has_hooks
 from tenuto.pipelines.request import Request
@@ -33,7 +33,7 @@ def foreign_hand(module: nn.Module) -> str | None:
     if is_compiled(module):
         return "was compiled by torch.compile"
     inner = inner_module(module)
-    if isinstance(inner, tuple(DENOISERS)) and any(has_hooks(site.block) for site in sites_of(inner)):
+    if isinstance(inner, tuple(DENOISERS)) and any(has_hooks(part) for part in inner.modules() if part is not inner):
         return "has hooks of diffusers on its blocks (group offloading, casting, a cache)"
     return None
 
@@ -41,8 +41,12 @@ def foreign_hand(module: nn.Module) -> str | None:
 class Denoiser:
     """Units are listed only if single units are held. Blocks use the seam only if units are held or compiled."""
 
-    def __init__(self, outer: nn.Module, name: str, request: Request, warn: Callable[[str], None]) -> None:
-        """outer: the module that the pipeline calls."""
+    def __init__(
+        self, outer: nn.Module, name: str, request: Request, warn: Callable[[str], None], shared: bool = False
+    ) -> None:
+        """outer   the module that the pipeline calls
+        shared  whether another pipeline, enabled by the same call, may have this denoiser as well
+        """
         self.name = name
         self.outer = outer
         self.module = inner_module(outer)
@@ -53,7 +57,7 @@ class Denoiser:
         self._warn = warn
         self._schedules: dict[Any, Schedule] = {}  # by number of steps and noise levels
         self._call: Callable[..., Any]  # the denoiser's original call
-        if isinstance(vars(outer).get(COMPILED), Replacement):
+        if isinstance(vars(outer).get(COMPILED), Replacement) and not shared:
             raise UsageError(f"The {name} is enabled already, here or in another pipeline; disable that one first.")
         self._compiled = is_compiled(outer)
         self._foreign = foreign_hand(outer)  # other code in its blocks, which then cannot use the seam

@@ -81,16 +81,15 @@ def enable(
         for state in before:
             state.configure(request)
         return
-    for part in parts:
-        disable(part)
+    disable(pipe)
     try:
         for part in parts:
-            vars(part)[STATE] = Enabled(part, request)
+            vars(part)[STATE] = Enabled(part, request, shared=len(parts) > 1)
     except BaseException:
+        disable(pipe)
         for part, old in zip(parts, before, strict=True):
-            disable(part)
             if isinstance(old, Enabled):  # a wrong setting leaves the pipeline as it was
-                vars(part)[STATE] = Enabled(part, old.request)
+                vars(part)[STATE] = Enabled(part, old.request, shared=len(parts) > 1)
         raise
 
 
@@ -105,7 +104,7 @@ def configure(pipe: Any, budget: float | None = None, **options: Any) -> None:
 
 def disable(pipe: Any) -> None:
     """Restore an enabled pipeline to what it was before `enable`. A pipeline that is not enabled stays as it is."""
-    for part in inner_pipelines(pipe) or [pipe]:
+    for part in reversed(inner_pipelines(pipe) or [pipe]):  # what was enabled last was wrapped around the others
         state = vars(part).pop(STATE, None)
         if isinstance(state, Engine):
             state.close()

@@ -42,7 +42,7 @@ REFUSED = {
 class Engine:
     """Runs denoisers and schedulers under a request, from `enable` to `disable`."""
 
-    def __init__(self, name: str, networks: Mapping[str, nn.Module], request: Request) -> None:
+    def __init__(self, name: str, networks: Mapping[str, nn.Module], request: Request, shared: bool = False) -> None:
         self.name = name
         self.request = request
         self.last: Loop | None = None
@@ -50,7 +50,7 @@ class Engine:
         self._watched: dict[int, tuple[Any, ExitStack]] = {}  # schedulers, and what restores them
         self._said: set[str] = set()
         self._stack = ExitStack()
-        self.denoisers = [Denoiser(network, name, request, self._warn) for name, network in networks.items()]
+        self.denoisers = [Denoiser(one, name, request, self._warn, shared) for name, one in networks.items()]
         try:
             for denoiser in self.denoisers:
                 denoiser.enter(self._stack, self._evaluate)
@@ -175,12 +175,13 @@ class Unannounced(Engine):
 class Enabled(Unannounced):
     """A pipeline from `enable` to `disable`."""
 
-    def __init__(self, pipe: Any, request: Request) -> None:
+    def __init__(self, pipe: Any, request: Request, shared: bool = False) -> None:
+        """shared: whether the pipeline is one of several that may have denoisers in common"""
         self.pipe = pipe
         if reason := REFUSED.get(type(pipe).__name__):
             raise UsageError(f"A {type(pipe).__name__} cannot be served: {reason}.")
         names = names_in(pipe, request.holds_units)
-        super().__init__(type(pipe).__name__, {name: getattr(pipe, name) for name in names}, request)
+        super().__init__(type(pipe).__name__, {name: getattr(pipe, name) for name in names}, request, shared)
         source = source_of(type(pipe))
         self._says_update = "progress_bar.update()" in source
         self._announces = hasattr(pipe, "progress_bar") and ("progress_bar(" in source or not source)
