@@ -77,7 +77,7 @@ def test_the_card_says_what_it_is_and_how_to_use_it(made: Path) -> None:
     _, matter, body = text.split("---\n", 2)
     assert yaml.safe_load(matter)["library_name"] == "tenuto"
     assert yaml.safe_load(matter)["base_model"] == "owner/dit"
-    assert "| work | the network is evaluated at 4 of 12 steps (33.3%) |" in body and "(schedule.png)" in body
+    assert "| work | the network is evaluated at 6 of 12 steps (50.0%) |" in body and "(schedule.png)" in body
     assert schedule.fingerprint is None and "fits any weights" in body
     assert "tenuto pull me/some" in body and "--schedule pulled/schedule.json" in body
 

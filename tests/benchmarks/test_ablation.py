@@ -9,9 +9,9 @@ def test_every_row_changes_what_it_says_and_the_table_has_them_all(checkpoint: P
     rows = ablation.measure(str(checkpoint), samples=1, seeds=2, device="cpu")
     work = {row["way"]: round(50 * row["work"]) for row in rows}
     assert work["every third step, every branch held as it was"] == 17
-    assert work["the default at a quarter"] == work["every branch held instead of the output"] == 14
-    assert work["without the opening refresh"] == 13
-    assert work["without the last three steps"] == 11 and work["without either"] == 10
+    assert work["the default at a quarter"] == work["every branch held instead of the output"] == 12
+    assert work["evaluations spread evenly over the steps"] == work["linear"] == work["cubic"] == 12
+    assert work["every fourth step instead"] == 13
     made = dict.fromkeys(("command", "commit", "torch", "hardware", "date"), "…")
     record = {"provenance": made, "samples": 1, "seeds": 2, "networks": {"toy": rows}}
     table = ablation.table(record)
