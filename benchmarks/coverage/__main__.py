@@ -45,7 +45,8 @@ class Worker:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.coverage.worker", str(self._checkout)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, preexec_fn=lambda: os.nice(2), start_new_session=True,
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, preexec_fn=lambda: os.nice(2),
+            start_new_session=True,
         )  # fmt: skip
         self._lines = queue.Queue()
         threading.Thread(target=self._read, args=(self._process, self._lines), daemon=True).start()
