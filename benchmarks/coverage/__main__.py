@@ -25,6 +25,7 @@ from benchmarks.coverage.report import written
 from benchmarks.coverage.worker import MARK
 from benchmarks.places import ROOT, results_of
 from tenuto.errors import TenutoError
+from tenuto.files import read_json
 from tenuto.provenance import provenance
 
 RESULTS = results_of("coverage")
@@ -44,7 +45,8 @@ class Worker:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.coverage.worker", str(self._checkout)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, preexec_fn=lambda: os.nice(2), start_new_session=True,
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, preexec_fn=lambda: os.nice(2),
+            start_new_session=True,
         )  # fmt: skip
         self._lines = queue.Queue()
         threading.Thread(target=self._read, args=(self._process, self._lines), daemon=True).start()
@@ -91,7 +93,8 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help="try only these pipeline classes")] = None,
     workers: Annotated[int, typer.Option(help="processes")] = 1,
     seconds: Annotated[float, typer.Option(help="time limit for one pipeline")] = 180,
-    again: Annotated[bool, typer.Option(help="try again what an earlier run has tried")] = False,
+    again: Annotated[bool, typer.Option(help="try again what an interrupted run has tried")] = False,
+    retry: Annotated[bool, typer.Option(help="take over from the result what works, and try the rest again")] = False,
     out: Annotated[Path, typer.Option(help="where the result goes")] = RESULTS,
 ) -> None:
     lines = out.with_suffix(".partial.jsonl")
@@ -99,6 +102,9 @@ def main(
     if again:
         lines.unlink(missing_ok=True)
     done = {one["key"]: one for one in map(json.loads, lines.read_text().splitlines())} if lines.exists() else {}
+    if retry:
+        kept = [row for row in read_json(out, "result")["pipelines"] if row["verdict"] in ("works", "in full")]
+        done |= {row["key"]: row for row in kept}
     first = Worker(checkout.resolve())
     found = first.start()
     cases = found["cases"]
@@ -136,7 +142,7 @@ def main(
     if only is None:
         made = provenance("cpu", checkout=_commit(checkout))
         written(out, made, list(done.values()), found["failed"])
-        lines.unlink()
+        lines.unlink(missing_ok=True)
 
 
 def _commit(checkout: Path) -> str:
