@@ -2,8 +2,8 @@
 
 The prediction is made where the sampler reads: after guidance, of the clean estimate ("denoised"). At a held
 evaluation nothing is evaluated: neither the model, nor a ControlNet, nor what other nodes add to the guidance. If the
-sampler evaluates twice at one noise level (Heun), the noise is predicted instead of the clean estimate, and nothing is
-corrected, as everywhere in Tenuto.
+sampler evaluates twice at one noise level (Heun), or if there are few evaluations, the noise is predicted instead of
+the clean estimate, and nothing is corrected, as everywhere in Tenuto.
 
 Correction. At a computed evaluation the values in between can be interpolated, which is more accurate than the
 extrapolation that was used. So the sampler is run again from the beginning with the interpolated values, up to this
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .mathematics import ORDER, levels_of, places_of, polynomial_weights
+from .mathematics import FEW, ORDER, levels_of, places_of, polynomial_weights
 
 Values = dict[str, Tensor]  # what an evaluation gives: "denoised", and "uncond_denoised" for the samplers that read it
 
@@ -48,7 +48,8 @@ class Held:
         self.seconds = 0.0  # in computed evaluations
         self._mixed = levels_of(sigmas, flow).mixed
         self._places = places_of(sigmas)
-        self._twice = len(set(sigmas)) < len(sigmas)  # evaluated at one noise level
+        twice = len(set(sigmas)) < len(sigmas)  # evaluated at one noise level
+        self._keeps_noise = twice or len(plan) < FEW
         self._next = 0
 
     def begin(self) -> None:
@@ -62,12 +63,12 @@ class Held:
             return self._again(place, x), False
         if place not in self.plan and place < len(self._mixed):
             values = self._predicted(place)
-            return (self._clean(place, x, values) if self._twice else values), False
+            return (self._clean(place, x, values) if self._keeps_noise else values), False
         began = time.perf_counter()
         values = compute()
         self.seconds += time.perf_counter() - began
         gap = place > max(self.known, default=place) + 1
-        if self._twice:
+        if self._keeps_noise:
             self.known[place] = Known(values, self._noise(place, x, values), None)
             return values, True
         self.known[place] = Known(values, dict(values), x if gap else None)
