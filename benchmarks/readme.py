@@ -145,9 +145,10 @@ def headline(result: dict[str, Any]) -> str:
 
 
 def conditions(result: dict[str, Any]) -> str:
-    made = result["provenance"]
+    made, repeats = result["provenance"], result["repeats"]
+    runs = "one run" if repeats == 1 else f"median of {repeats} runs"
     return (
-        f"{result['images']} pictures, guidance 1.5, float32, median of {result['repeats']} runs; {made['hardware']}; "
+        f"{result['images']} pictures, guidance 1.5, float32, {runs}; {made['hardware']}; "
         f"torch {made['torch']}; seed {made['seed']}; commit `{made['commit']}`; `{made['command']}`"
     )
 
