@@ -82,6 +82,6 @@ def is_compiled(module: nn.Module) -> bool:
 
 def _compiled_in_place(module: nn.Module) -> bool:
     call = getattr(module, COMPILED, None)
-    if isinstance(call, Replacement):
+    while isinstance(call, Replacement):
         call = call.original
     return runs_compiled(call)
