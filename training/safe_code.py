@@ -43,7 +43,7 @@ def run_function(source: str, arguments: Sequence[int]) -> int:
         raise CodeError("only plain parameters are known")
     if function.decorator_list or len(names) != len(arguments):
         raise CodeError(f"the function takes {len(names)} arguments, not {len(arguments)}")
-    result = _run(function.body, dict(zip(names, arguments, strict=True)))
+    result = _ran(function.body, dict(zip(names, arguments, strict=True)))
     if result is None:
         raise CodeError("the function returns nothing")
     return result
@@ -52,7 +52,7 @@ def run_function(source: str, arguments: Sequence[int]) -> int:
 def run_program(source: str) -> Variables:
     """The variables that the assignments in `source` leave."""
     variables: Variables = {}
-    if _run(_parsed(source), variables) is not None:
+    if _ran(_parsed(source), variables) is not None:
         raise CodeError("a program does not return")
     return variables
 
@@ -64,6 +64,14 @@ def _parsed(source: str) -> list[ast.stmt]:
         return ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise CodeError(f"the source is no Python: {error}") from error
+
+
+def _ran(statements: Sequence[ast.stmt], variables: Variables) -> int | None:
+    """What `_run` gives. How deep an expression may be nested depends on how deep the caller is."""
+    try:
+        return _run(statements, variables)
+    except RecursionError as error:
+        raise CodeError("the source is nested too deeply") from error
 
 
 def _run(statements: Sequence[ast.stmt], variables: Variables) -> int | None:
