@@ -180,3 +180,52 @@ def test_nonsense_is_refused_and_leaves_nothing_behind() -> None:
     with pytest.raises(ZeroDivisionError), tenuto.running(network, scheduler):
         raise ZeroDivisionError
     assert "step" not in vars(scheduler) and "_compiled_call_impl" not in vars(network)
+
+
+class Modular:
+    """As a modular pipeline: parts by name, and no progress bar."""
+
+    def __init__(self) -> None:
+        self.transformer, self.scheduler, self.audio_scheduler = Small(), ddim(), ddim()
+
+    @property
+    def components(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("transformer", "scheduler", "audio_scheduler")}
+
+    @torch.no_grad()
+    def __call__(self) -> tuple[Tensor, Tensor]:
+        """One evaluation gives the outputs of two schedulers."""
+        x, y = (torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+        for scheduler in (self.scheduler, self.audio_scheduler):
+            scheduler.set_timesteps(24)
+        for t in self.scheduler.timesteps:
+            one, other = self.transformer(torch.cat([x, y]), t).chunk(2)
+            x = self.scheduler.step(one, t, x, return_dict=False)[0]
+            y = self.audio_scheduler.step(other, t, y, return_dict=False)[0]
+        return x, y
+
+
+def test_every_scheduler_of_a_pipeline_without_a_progress_bar_is_held() -> None:
+    pipe = Modular()
+    full = pipe()
+    tenuto.enable(pipe, evaluations=12)
+    pipe.transformer.calls = 0
+    for _ in range(2):
+        held = pipe()
+        assert len(vars(pipe)["_tenuto"].last.streams) == 2
+        assert all(
+            0 < float((one - two).abs().mean() / two.abs().mean()) < 0.2 for one, two in zip(held, full, strict=True)
+        )
+    assert pipe.transformer.calls == 24
+    tenuto.disable(pipe)
+    assert all(map(torch.equal, pipe(), full)) and "step" not in vars(pipe.audio_scheduler)
+
+
+def test_a_pipeline_without_a_progress_bar_sees_that_its_weights_were_changed() -> None:
+    pipe = Modular()
+    tenuto.enable(pipe, evaluations=12, on_change="refuse")
+    pipe()
+    with torch.no_grad():
+        pipe.transformer.mix.weight.mul_(2)
+    with pytest.raises(tenuto.TenutoError, match="weights of the transformer were changed"):
+        pipe()

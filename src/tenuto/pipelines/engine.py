@@ -85,12 +85,23 @@ class Engine:
         """The scheduler whose timesteps the next loop takes."""
         raise NotImplementedError
 
+    def schedulers(self) -> list[Any]:
+        """All schedulers that a loop may step: one evaluation may give outputs for several."""
+        return [self.scheduler()]
+
+    def network_of(self, denoiser: Denoiser) -> nn.Module:
+        """The network that the next loop evaluates under a denoiser's name."""
+        return denoiser.outer
+
     def _warn(self, sentence: str) -> None:
         if sentence not in self._said:
             self._said.add(sentence)
             warnings.warn(sentence, stacklevel=2)
 
     def _start(self, scheduler: Any, steps: int, first: int) -> Loop:
+        for denoiser in self.denoisers:
+            denoiser.check(self.network_of(denoiser))
+        self._watch(self.schedulers())
         given = self.request.given
         if given is not None and given.steps not in (steps, timesteps_of(scheduler)):
             raise ScheduleError(
@@ -164,7 +175,6 @@ class Unannounced(Engine):
             steps = self._steps(scheduler)
             if steps < 1:
                 return original(*args, **kwargs)
-            self._watch([scheduler])
             loop = self._start(scheduler, steps, timesteps_of(scheduler) - steps)
         return loop.evaluate(denoiser, original, *args, **kwargs)
 
@@ -188,12 +198,16 @@ class Enabled(Unannounced):
         try:
             if hasattr(pipe, "progress_bar"):
                 self._stack.enter_context(wrapped(pipe, "progress_bar", self._begin))
-            self._watch(self._schedulers())
+            self._watch(self.schedulers())
         except BaseException:
             self.close()
             raise
 
-    def _schedulers(self) -> list[Any]:
+    def network_of(self, denoiser: Denoiser) -> nn.Module:
+        found: nn.Module = getattr(self.pipe, denoiser.name)
+        return found
+
+    def schedulers(self) -> list[Any]:
         parts = [*self.pipe.components.values(), getattr(self.pipe, "scheduler", None)]
         found = [one for one in parts if hasattr(one, "set_timesteps") and hasattr(one, "step")]
         if not found:
@@ -202,7 +216,7 @@ class Enabled(Unannounced):
 
     def scheduler(self) -> Any:
         own = getattr(self.pipe, "scheduler", None)
-        return own if own is not None else self._schedulers()[0]
+        return own if own is not None else self.schedulers()[0]
 
     def _evaluate(self, denoiser: Denoiser, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._announces:
@@ -216,9 +230,6 @@ class Enabled(Unannounced):
         bar = original(iterable, total, **look)
         if steps < 1:
             return bar  # an image-to-image loop that rounds to no step: there is nothing to run
-        for denoiser in self.denoisers:
-            denoiser.check(getattr(self.pipe, denoiser.name))
-        self._watch(self._schedulers())
         loop = self._start(scheduler, steps, left_out(scheduler, steps))
         finish = partial(self._finish, get_ident(), loop)
         if iterable is not None:
@@ -232,8 +243,7 @@ class Enabled(Unannounced):
 
     def _scheduler_of(self, iterable: Any) -> Any:
         """The scheduler whose timesteps a loop iterates over; of a pipeline with several, the one they belong to."""
-        schedulers = self._schedulers()
-        owners = [one for one in schedulers if iterable is not None and one.timesteps is iterable]
+        owners = [one for one in self.schedulers() if iterable is not None and one.timesteps is iterable]
         return owners[0] if owners else self.scheduler()
 
 

@@ -47,10 +47,10 @@ class Lane:
 
     def fitted(self, shape: tuple[int, ...] | None) -> "Lane | None":
         """This lane for a call of another batch; its last output is cut or repeated. None if it does not fit."""
-        if self.last is None or self.shape is None or shape is None or self.shape[1:] != shape[1:]:
-            return self if self.last is not None and self.shape == shape else None
-        if self.shape == shape:
-            return self
+        if self.last is None or self.shape == shape:
+            return None if self.last is None else self
+        if self.shape is None or shape is None or self.shape[1:] != shape[1:]:
+            return None
         before, batch = self.shape[0], shape[0]
 
         def resized(one: Tensor) -> Tensor:
@@ -215,7 +215,7 @@ class Loop:
 
     def take_step(self, scheduler: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The scheduler's step. It ends the step of the loop."""
-        again = id(scheduler) in self._stepped
+        again = self.stepped_by(scheduler)
         self._stepped.add(id(scheduler))
         self.outside = self.told_to_go_on and self.step + 1 > self.untold
         if self.units or self.in_full or not self.holds:
