@@ -193,7 +193,7 @@ class Run:
 
 
 def network_of(model: Model, samples: int, guidance: float) -> tuple[Network, Tensor]:
-    """The noise that a model estimates, under guidance, and samples to begin with. On a GPU, it is one graph."""
+    """The noise that a model estimates, under guidance, and samples to begin with."""
     wanted = asked_for(model, samples)[1]
     by_class = model.architecture.asks_for == "class"
     conditions = (_class_conditions if by_class else _caption_conditions)(model, wanted, guidance != 1)
@@ -209,33 +209,13 @@ def network_of(model: Model, samples: int, guidance: float) -> tuple[Network, Te
         noise = model.network(inputs, times, *conditions, residual=plain)[:, : buffer.shape[1]]
         return noise if guidance == 1 else guide(noise, guidance)
 
-    replay = evaluate if model.device.type == "cpu" else captured(evaluate)
-
     @torch.inference_mode()
     def network(x: Tensor, t: float) -> Tensor:
         buffer.copy_(x)
         times.fill_(t + first)
-        return replay().clone()
+        return evaluate()
 
     return network, start
-
-
-def captured(evaluate: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """The same, as a CUDA graph."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            evaluate()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = evaluate()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return out
-
-    return replay
 
 
 def full(network: Network, grid: Grid, x: Tensor) -> Tensor:
