@@ -2,10 +2,9 @@
 
 At a refresh the scheduler is given the computed output. At the steps in between, the output is predicted. What is
 predicted is the network's estimate of the clean picture. The output that belongs to it follows from the sample at hand
-(tenuto.runtime.levels). With few evaluations, and if a scheduler evaluates twice at one noise level (Heun), the
-estimate of the noise is predicted instead, and nothing is corrected: this is less near on most networks, but the clean
-estimate fails under strong guidance. If the levels of a scheduler are not known, its outputs are predicted as they are.
-`python -m benchmarks.search` and `python -m benchmarks.strong_rivals` are where this was found.
+(tenuto.runtime.levels). If a scheduler evaluates twice at one noise level (Heun), the estimate of the noise is
+predicted instead, and nothing is corrected. If the levels of a scheduler are not known, its outputs are predicted as
+they are. `python -m benchmarks.search` and `python -m benchmarks.strong_rivals` are where this was found.
 
 Correction. At a refresh the values in between can be interpolated, which is more accurate than extrapolating them. So
 the scheduler takes the steps since the last refresh once more, from the state and the sample it had there, and goes on
@@ -22,9 +21,9 @@ from torch import Tensor
 
 from tenuto.errors import ScheduleError
 from tenuto.runtime.levels import Levels, Nature
-from tenuto.runtime.prediction import polynomial_weights, weighted
+from tenuto.runtime.prediction import polynomial_weights, steady_for, weighted
 
-FEW = 9  # evaluations; with fewer, noise is predicted
+VARIANCE = 0.25  # of pictures, as EDM (Karras et al. 2022) takes it
 Step = Callable[[Tensor, Tensor], Any]  # (output, sample) -> what the scheduler's step returns
 
 
@@ -41,17 +40,14 @@ class Stepping:
         self._order = order
         self._levels = nature.levels
         self._places = places_of(nature.levels, len(self._computed))
-        few = sum(self._computed) < FEW
-        twice = self._places[-1] < 0.75 * (len(self._computed) - 1)  # evaluated at many noise levels
-        self._keeps_noise = few or twice
+        self._steady = steady_for(sum(self._computed))
+        self._keeps_noise = self._places[-1] < 0.75 * (len(self._computed) - 1)  # evaluated twice at many noise levels
         self._asked_to_correct = corrected
         self.uncorrected_because = ""
         if corrected and nature.levels is None:
             self.uncorrected_because = nature.why_unknown
-        elif corrected and twice:
+        elif corrected and self._keeps_noise:
             self.uncorrected_because = f"{type(scheduler).__name__} evaluates twice at one noise level"
-        elif corrected and few:
-            self.uncorrected_because = f"there are fewer than {FEW} evaluations"
         self.most_bytes = 0  # kept at once so far
         self.forget()
 
@@ -86,9 +82,8 @@ class Stepping:
         if self._since and self.corrects and self._levels is not None:
             self._touched |= not self._came_back(sample)
             before, sample = sample, self._corrected(step, value, sample)
-            a, noise = self._levels.mixed[step]
-            taken_for_picture = a / (a**2 + noise**2)  # exact for pictures of unit variance
-            value = torch.add(value, (sample - before).to(value.dtype), alpha=taken_for_picture)
+            share = taken_for_picture(*self._levels.mixed[step])
+            value = torch.add(value, (sample - before).to(value.dtype), alpha=share)
             output = self._output(step, value, sample)
         self._since, self._touched = [], False
         others = [one for one in self._kept if self._places[one[0]] != self._places[step]]
@@ -135,7 +130,7 @@ class Stepping:
     def _polynomial(self, known: Sequence[tuple[int, Tensor]], step: int) -> Tensor:
         """The value at a step, of the polynomial through known ones. Of two at one place, the later counts."""
         at = {self._places[node]: value for node, value in known}
-        return weighted(list(at.values()), polynomial_weights(list(at), self._places[step]))
+        return weighted(list(at.values()), polynomial_weights(list(at), self._places[step], self._steady))
 
     def _value(self, step: int, output: Tensor, sample: Tensor) -> Tensor:
         """What is kept of an output: the clean estimate or the noise, in float32 at least."""
@@ -165,6 +160,11 @@ class Stepping:
     def _came_back(self, sample: Tensor) -> bool:
         """Whether the sample is what the last step returned, and nobody wrote to it."""
         return self._returned is not None and sample is self._returned[0] and writes(sample) == self._returned[1]
+
+
+def taken_for_picture(signal: float, noise: float) -> float:
+    """By how much the clean estimate follows a sample that changes: exact for pictures of this variance."""
+    return signal * VARIANCE / (signal**2 * VARIANCE + noise**2)
 
 
 def places_of(levels: Levels | None, steps: int) -> list[int]:
