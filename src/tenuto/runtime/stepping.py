@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tenuto.errors import ScheduleError
 from tenuto.runtime.levels import Levels, Nature
+from tenuto.runtime.pacing import Pace, decibels, seen_later
 from tenuto.runtime.prediction import polynomial_weights, steady_for, weighted
 
 VARIANCE = 0.25  # of pictures, as EDM (Karras et al. 2022) takes it
@@ -30,13 +31,25 @@ Step = Callable[[Tensor, Tensor], Any]  # (output, sample) -> what the scheduler
 class Stepping:
     """One generation through one scheduler."""
 
-    def __init__(self, scheduler: Any, nature: Nature, computed: Sequence[bool], order: int, corrected: bool) -> None:
+    def __init__(
+        self,
+        scheduler: Any,
+        nature: Nature,
+        computed: list[bool],
+        order: int,
+        corrected: bool,
+        pace: Pace | None = None,
+    ) -> None:
         """computed   [step]: whether the step evaluates the network
         order      the degree of the polynomials
         corrected  whether refreshes correct the steps before them
+        pace       decides at each refresh which step of `computed` is the next
         """
         self._scheduler = scheduler
-        self._computed = list(computed)
+        self._computed = computed
+        self._pace = pace
+        self._strayed: Tensor | None = None  # [sample]: the squared changes by corrections so far
+        self._variance: Tensor | None = None  # [sample]: of the clean estimate
         self._order = order
         self._levels = nature.levels
         self._places = places_of(nature.levels, len(self._computed))
@@ -66,25 +79,39 @@ class Stepping:
         return self._asked_to_correct and not self.uncorrected_because
 
     @property
+    def estimated(self) -> float | None:
+        """The estimated distance to the full run in dB, of the worst sample; None if it cannot be told."""
+        if self._strayed is None or self._variance is None:
+            return None
+        return decibels(float((self._strayed / self._variance).max()))
+
+    @property
     def knows(self) -> bool:
         """Whether there is anything to predict from."""
         return bool(self._kept)
 
     def refresh(self, step: int, take: Step, output: Tensor, sample: Tensor) -> Any:
         """A step with a computed output."""
-        if all(self._computed[step:]) and not self._since:
+        if self._pace is None and all(self._computed[step:]) and not self._since:
             return take(output, sample)  # nothing will be held again
         if self._levels is not None and output.shape != sample.shape:
             self._levels = None
             self.uncorrected_because = f"the output is {list(output.shape)} and the sample {list(sample.shape)}"
         self._dtype = output.dtype
-        value = self._value(step, output, sample)
+        value, change = self._value(step, output, sample), None
         if self._since and self.corrects and self._levels is not None:
             self._touched |= not self._came_back(sample)
             before, sample = sample, self._corrected(step, value, sample)
-            share = taken_for_picture(*self._levels.mixed[step])
-            value = torch.add(value, (sample - before).to(value.dtype), alpha=share)
+            difference = (sample - before).to(value.dtype)
+            value = torch.add(value, difference, alpha=taken_for_picture(*self._levels.mixed[step]))
             output = self._output(step, value, sample)
+            change = difference.square().flatten(1).mean(1)
+            counts = change * seen_later(*self._levels.mixed[step])
+            self._strayed = counts if self._strayed is None else self._strayed + counts
+        if self.corrects:
+            self._variance = value.flatten(1).var(1)
+        if self._pace is not None and self.corrects:
+            self._pace.decide(step, self._computed, change, self._strayed, self._variance)
         self._since, self._touched = [], False
         others = [one for one in self._kept if self._places[one[0]] != self._places[step]]
         self._kept = [*others, (step, value)][-(self._order + 1) :]
