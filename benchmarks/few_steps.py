@@ -5,8 +5,8 @@
 
 The shipped networks draw with T steps of the schedulers that few-step models come with (Lightning and Turbo: Euler,
 trailing; LCM; TCD) and with a good solver. Tenuto holds some of the steps. Its rival is the same scheduler with as
-many plain steps as Tenuto evaluates. dB is the distance to the run of all T steps, from the same noise and with the same
-random numbers. The shipped networks are not distilled: a distilled network changes its estimate more from step to step,
+many plain steps as Tenuto evaluates. dB is the distance to the run of all T steps, from the same noise and random
+numbers. The shipped networks are not distilled: a distilled network changes its estimate more from step to step,
 so these figures are the most that can be hoped for.
 """
 
