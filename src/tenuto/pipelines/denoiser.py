@@ -162,7 +162,8 @@ class Denoiser:
             if len(self._schedules) >= REMEMBERED:
                 self._schedules.clear()
             made = self._schedules[key] = self.request.schedule(self.subject, steps, log_snr)
-            if (advice := deciding.advice(made, text=False)) is not None:
+            advice = None if self.request.quality is not None else deciding.advice(made, text=False)
+            if advice is not None:
                 self._warn(advice)
         return self._schedules[key]
 
