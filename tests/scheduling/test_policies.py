@@ -1,6 +1,7 @@
 """Lifetimes follow the paper's formula, budgets are met as nearly as can be, refreshing starts with a full step."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -279,3 +280,19 @@ def test_what_is_fewer_steps_by_another_name_is_called_so():
     assert advice(tenuto.schedule(llada, 16, blocks=4), text=True) is None
     assert "too few to extrapolate from" in advice(refresh(scored(0.5), 20, every=5), text=False)
     assert advice(refresh(scored(0.5), 50), text=False) is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "asked", "said"),
+    [
+        (4, {}, "All 4 steps are evaluated, and nothing is gained"),
+        (8, {}, "6 of 8 steps are evaluated: at most 1.33 times as fast. With so few steps, 6 plain steps"),
+        (12, {}, "6 of 12 steps are evaluated: at most 2.00 times as fast. .* evaluations=8"),
+        (12, {"evaluations": 8}, None),
+        (12, {"budget": 1.0}, None),
+        (13, {}, None),
+    ],
+)
+def test_few_steps_are_told_at_once_what_they_gain(steps, asked, said):
+    found = advice(refresh(scored(0.5), steps, **asked), text=False)
+    assert found is None if said is None else re.match(said, found)

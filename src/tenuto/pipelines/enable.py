@@ -67,7 +67,7 @@ def enable(
                    weights, and weights rounded to a lower precision than they are stored in count as other weights
     """
     if not is_pipeline(pipe):
-        raise UsageError(f"A diffusers pipeline can be enabled, and this is a {type(pipe).__name__}.")
+        raise UsageError(f"Only a diffusers pipeline can be enabled, not something of the type {type(pipe).__name__}.")
     request = _request(
         schedule,
         budget=budget,

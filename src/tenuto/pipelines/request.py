@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
 from tenuto import deciding
@@ -46,8 +47,7 @@ class Request:
             check_evaluations(self.evaluations)
         for name, _ in self.options:
             if not any(name in kind.options for kind in deciding.POLICIES.values()):
-                known = sorted({name for kind in deciding.POLICIES.values() for name in kind.options})
-                raise UsageError(f"There is no option {name!r}; the options of policies are {', '.join(known)}.")
+                raise UsageError(f"There is no option {name!r}.{_remedy(name)}")
 
     def _check_quality(self) -> None:
         assert self.quality is not None
@@ -117,3 +117,14 @@ class Request:
         """Whether what runs the denoiser for one request also serves the other."""
         same = (self.mode, self.compiled) == (other.mode, other.compiled)
         return same and not self.holds_units and not other.holds_units
+
+
+def _remedy(name: str) -> str:
+    """What may have been meant by an option that there is not."""
+    if name in ("steps", "num_inference_steps"):
+        return " The number of steps is given where you generate: pipe(…, num_inference_steps=50)."
+    own = [one for one in Request.__dataclass_fields__ if one not in ("given", "options")]
+    known = sorted({"schedule", *own, *(one for kind in deciding.POLICIES.values() for one in kind.options)})
+    if near := get_close_matches(name, known, 1):
+        return f" Did you mean {near[0]}?"
+    return f" The options are {', '.join(known)}."

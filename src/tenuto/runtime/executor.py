@@ -82,7 +82,7 @@ class Executor:
     ) -> None:
         """network   called as network(…, residual=…)
         schedule  without one, everything is computed at every step
-        mode      auto: jagged on a GPU, skip elsewhere
+        mode      auto: jagged on a GPU, skip elsewhere; outputs: skip also on a GPU that does not wait for Python
         compiled  compile the network's branch functions, each once
         memory    the most bytes that may be kept of units, for inputs of one shape; the report says what was given up
         graphs    the most graphs for inputs of one shape; if more are needed, the nearest lifetimes are merged
