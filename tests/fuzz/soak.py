@@ -7,7 +7,7 @@ The promise: memory stays flat (the host's and the device's), no picture is stal
 fresh pipeline, on a CPU to the last bit), and nothing of ours is left on a pipeline that was disabled.
 
 A pipeline stays enabled for up to 20 generations, during which everything else changes. The result is written about
-every 50 generations, so a soak that is ended early leaves a valid one. On a GPU, the driver keeps some host memory of
+every 20 generations, so a soak that is ended early leaves a valid one. On a GPU, the driver keeps some host memory of
 every CUDA graph that was ever recorded, whoever recorded it. Therefore the same network is also recorded by torch
 alone, and the result has both figures for a graph.
 """
@@ -57,7 +57,7 @@ REQUESTS: tuple[dict[str, Any], ...] = (
 STEPS, SEEDS, SIDES, BATCHES = (7, 8, 12), 3, (8, 16), (1, 2)
 LONGEST = 20  # generations between `enable` and `disable`
 LOOKED_AT = 5  # every fifth picture is compared with a fresh pipeline's
-SAMPLED_AT = 50
+SAMPLED_AT = 20  # generations between two looks at the memory
 ADAPTER = LoraConfig(r=2, init_lora_weights=False, target_modules=["to_q", "to_out.0"])
 TOLERANCE = {"cpu": 0.0, "cuda": 1e-4}  # a graph's matrices may be multiplied in another order
 
@@ -131,7 +131,7 @@ def soak(
     adapted, recorded = Adapted((pipe, fresh, plain)), Recorded()
     draw(plain, "sd1")  # which notes this and that on the pipeline
     counts = dict.fromkeys(("generations", "enabled", "adapter_states", "faults", "compared", "stale", "leaked"), 0)
-    worst, samples = 0.0, list[Sample]()
+    worst, sampled, samples = 0.0, 0, list[Sample]()
 
     def result() -> dict[str, Any]:
         spent = round(time.perf_counter() - begun, 1)
@@ -173,7 +173,8 @@ def soak(
                 tenuto.disable(pipe)
             counts["leaked"] += len(attributes(pipe) ^ attributes(plain))
             counts["adapter_states"] = adapted.states
-            if not on() or counts["generations"] >= SAMPLED_AT + (samples[-1]["generations"] if samples else 0):
+            if not on() or counts["generations"] >= sampled + SAMPLED_AT:
+                sampled = counts["generations"]
                 samples.append({"generations": counts["generations"], "graphs": recorded.count, **sample(device)})
                 note(result())
     finally:
