@@ -257,9 +257,7 @@ def _from_json(record: dict[str, Any], where: str) -> Schedule:
         raise ScheduleError('"flops" and "active" must list the same units in the same order.')
     for unit, cost in flops.items():
         if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 < cost <= MOST_FLOPS:
-            raise ScheduleError(
-                f"the cost of {unit} must be a positive number up to {MOST_FLOPS:g}, not {cost!r}."
-            )
+            raise ScheduleError(f"the cost of {unit} must be a positive number up to {MOST_FLOPS:g}, not {cost!r}.")
     return Schedule(
         units=tuple(rows),
         active=np.array([[mark == COMPUTED for mark in row] for row in rows.values()]),

@@ -264,9 +264,7 @@ def _unit_from_json(record: object, where: str) -> UnitScore:
     if unit["kind"] not in (*ROLES, "group"):
         raise TenutoError(f"{where}: a unit's kind is one of {', '.join(ROLES)} or group, not {unit['kind']!r}.")
     if not 0 < unit["flops"] <= MOST_FLOPS:
-        raise TenutoError(
-            f"{where}: a cost is a positive number up to {MOST_FLOPS:g}, not {unit['flops']}."
-        )
+        raise TenutoError(f"{where}: a cost is a positive number up to {MOST_FLOPS:g}, not {unit['flops']}.")
     components = tuple(_component_from_json(part, f"{where} ({unit['name']})") for part in unit["components"])
     return UnitScore(unit["name"], unit["kind"], unit["flops"], components, unit["raw"], unit["score"])
 
