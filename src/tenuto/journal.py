@@ -55,6 +55,6 @@ def _parsed(line: str) -> dict[str, Any]:
     """The entry in a line; empty if the line is incomplete because the job was interrupted."""
     try:
         entry = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return {}
     return entry if isinstance(entry, dict) else {}

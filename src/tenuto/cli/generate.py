@@ -441,8 +441,10 @@ def _take_over(lock: Path, folder: Path) -> None:
 
 def _is_stale(text: str) -> bool:
     """Whether the process that wrote a lock is known to be dead: it ran on this host, and no longer does."""
+    from tenuto.files import parse_json
+
     try:
-        owner = json.loads(text)
+        owner = parse_json(text)
         process, host = int(owner["process"]), owner["host"]
     except (ValueError, KeyError, TypeError):
         return False

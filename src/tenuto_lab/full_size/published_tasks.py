@@ -5,7 +5,6 @@ beside the number, because numbers of different protocols cannot be compared.
 """
 
 import gzip
-import json
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tenuto.errors import TenutoError, UsageError
+from tenuto.files import check_regular, parse_json, read_text
 
 Record = dict[str, Any]
 BOXED = "Put the final answer in \\boxed{}."
@@ -37,12 +37,13 @@ class PublishedTask:
 
 def records(path: Path) -> Iterator[Record]:
     """The objects of a JSONL file, perhaps gzipped, or of a JSON list."""
+    check_regular(path, "questions")
     try:
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
-        listed = json.loads(text) if text.lstrip().startswith("[") else map(json.loads, filter(str.strip, _lines(text)))
+        listed = parse_json(text) if text.lstrip().startswith("[") else map(parse_json, filter(str.strip, _lines(text)))
         yield from listed
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise TenutoError(f"Cannot read {path} as JSON or JSONL: {error}.") from error
 
 
@@ -105,10 +106,7 @@ def needle(tokens: int) -> Callable[[Path], Iterator[Record]]:
     """The needle at DEPTHS places of texts of about `tokens` tokens, cut from a book or a file of essays."""
 
     def questions(path: Path) -> Iterator[Record]:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise TenutoError(f"Cannot read {path}: {error}.") from error
+        text = read_text(path, "essays")
         sentences = re.split(r"(?<=[.!?])\s+", " ".join(text.split()))
         letters = int(LETTERS * tokens)
         if sum(map(len, sentences)) < letters:

@@ -6,8 +6,7 @@ The problems come from `problems.json` beside the model, or from a JSONL file:
     {"task": "text", "prompt": "The opening words of something to continue"}
 """
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tenuto.errors import TenutoError, UsageError
+from tenuto.files import parse_json, read_text
 from tenuto.models import Model, find
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.masked import MaskedSampling, generate_tokens, sampling_for
@@ -152,10 +152,11 @@ def problems_beside(model: Model) -> dict[str, list[Problem]]:
 def read_problems(path: Path, model: Model) -> dict[str, list[Problem]]:
     """The problems of a JSONL file, by task, in the model's own tokens."""
     found: dict[str, list[Problem]] = {}
-    for number, line in enumerate(_lines(path), 1):
+    lines = filter(str.strip, read_text(path, "problems").splitlines())
+    for number, line in enumerate(lines, 1):
         try:
-            given = json.loads(line)
-        except json.JSONDecodeError as error:
+            given = parse_json(line)
+        except ValueError as error:
             raise TenutoError(f"{path}, line {number} is no JSON: {error}.") from error
         task = given.get("task", "gsm8k") if isinstance(given, dict) else None
         prompt, answer = (given.get(key) for key in ("prompt", "answer")) if isinstance(given, dict) else (None, None)
@@ -171,10 +172,3 @@ def read_problems(path: Path, model: Model) -> dict[str, list[Problem]]:
     if not found:
         raise TenutoError(f"{path} holds no problems.")
     return found
-
-
-def _lines(path: Path) -> Sequence[str]:
-    try:
-        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise TenutoError(f"Cannot read the problems {path}: {error}.") from error
