@@ -8,7 +8,7 @@ import math
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,6 +52,7 @@ class Settings:
     max_steps: int | None = None
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.02
+    early: float | None = None  # share of the budget after which the averaged weights are kept, too
 
 
 @dataclass
@@ -65,6 +66,7 @@ class Trained:
     interrupted: bool = False
     diverged_at: int | None = None  # the step at which the loss was no longer a number; `steps` made the weights kept
     history: list[tuple[int, float, float]] = field(default_factory=list)  # (step, seconds, mean loss since the last)
+    early: "Trained | None" = None  # the run as it was when the share Settings.early of its budget was spent
 
     @property
     def final_loss(self) -> float | None:
@@ -147,6 +149,13 @@ def train(
                 done = max(done, result.steps / settings.max_steps)
             if done >= 1:
                 break
+            if settings.early is not None and result.early is None and result.steps and done >= settings.early:
+                if counted:
+                    read()
+                if result.diverged_at is not None:
+                    break
+                state = {key: value.clone() for key, value in averaged().items()}
+                result.early = replace(result, state=state, history=list(result.history))
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr * rate_at(done)
             total += backward(forward)

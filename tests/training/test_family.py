@@ -172,6 +172,16 @@ def test_training_goes_on_from_a_checkpoint(folder: Path, data: Path, vae: Path,
         trained(folder, data, vae, "other", start=checkpoint, objective_name="flow")
 
 
+def test_weights_are_also_kept_after_a_share_of_the_training(folder: Path, data: Path, vae: Path) -> None:
+    out = trained(folder, data, vae, "long", max_steps=4, early=0.5)
+    early = folder / "long-early"
+    steps = {place: json.loads((place / "loss.json").read_text(encoding="utf-8"))["steps"] for place in (out, early)}
+    assert steps == {out: 4, early: 2}
+    one, other = load(out).network.state_dict(), load(early).network.state_dict()
+    assert any(not torch.equal(one[key], other[key]) for key in one)
+    assert "after 50% of that time" in " ".join((early / "README.md").read_text(encoding="utf-8").split())
+
+
 def test_samplers_refuse_a_flow_instead_of_taking_it_for_noise(folder: Path, data: Path, vae: Path) -> None:
     flow = load(trained(folder, data, vae, "flow", objective_name="flow"))
     with pytest.raises(ConfigError, match="flow_prediction"):
