@@ -216,11 +216,16 @@ def save_weights(
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     """The weights in 16 bits: one file if it is small, else shards and their index."""
+    save_shards(out, {key: value.detach().to(dtype) for key, value in state.items()}, pattern)
+
+
+def save_shards(out: Path, state: dict[str, Tensor], pattern: str, most: int = SHARD_BYTES) -> None:
+    """The tensors as they are: one file if it is small, else shards and their index."""
     for stale in out.glob(pattern.format(suffix="*")):  # an earlier run's would be read as part of this checkpoint
         stale.unlink()
-    stored = {key: value.detach().to("cpu", dtype).contiguous() for key, value in state.items()}
+    stored = {key: value.cpu().contiguous() for key, value in state.items()}
     out.mkdir(parents=True, exist_ok=True)
-    save_torch_state_dict(stored, out, filename_pattern=pattern, max_shard_size=SHARD_BYTES)
+    save_torch_state_dict(stored, out, filename_pattern=pattern, max_shard_size=most)
     for written in out.glob(pattern.format(suffix="*")):
         written.chmod(0o644)  # the library makes them private
 
