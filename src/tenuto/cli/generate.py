@@ -50,7 +50,7 @@ def generate(
         typer.Option(min=1, max=MOST, help="Steps. Default: the schedule's, else 50; for text one for each token."),
     ] = None,
     guidance: Annotated[
-        float | None, typer.Option(help="Classifier-free guidance. Default: 1.5 (classes), 3 (captions), 0 (text).")
+        float | None, typer.Option(help="Classifier-free guidance. Default: what suits the model.")
     ] = None,
     solver: Annotated[Solver | None, typer.Option(help="Pictures: the solver. Default: ddim.")] = None,
     length: Annotated[
@@ -109,7 +109,7 @@ def generate(
         return _draw_with_pipeline(record, wanted, seed, place, mode=mode, compiled=compiled)
     loaded = load(model, device=place)
     family = loaded.architecture
-    guidance = family.guidance if guidance is None else guidance
+    guidance = loaded.guidance if guidance is None else guidance
     how: dict[str, Any] = {"mode": mode, "compiled": compiled}
     if family.asks_for == "prompt":
         _refuse("a language model", model, **drawing)

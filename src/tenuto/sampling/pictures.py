@@ -33,9 +33,7 @@ class Sampling:
 
     steps: int = 50  # network evaluations: both solvers evaluate once a step
     solver: Solver = "ddim"
-    guidance: float | None = (
-        None  # w in ε_null + w (ε_class − ε_null); 1 means none, and costs half; None: the family's
-    )
+    guidance: float | None = None  # w in ε_null + w (ε_class − ε_null); 1 means none, and costs half; None: the model's
     guided_channels: int | None = None  # all noise channels by default; the DiT reference's own script guides 3 of 4
     quality: float | None = None  # dB to the full run; the steps that are evaluated are then chosen on the way
 
@@ -136,8 +134,8 @@ def _sample_batch(
 
 
 def guidance_of(model: Model, sampling: Sampling) -> float:
-    """The scale that was asked for, or the family's."""
-    return model.architecture.guidance if sampling.guidance is None else sampling.guidance
+    """The scale that was asked for, or the model's own."""
+    return model.guidance if sampling.guidance is None else sampling.guidance
 
 
 def denoised(
