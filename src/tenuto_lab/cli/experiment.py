@@ -81,8 +81,16 @@ def run_experiments(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
     minutes: Annotated[
-        float | None, typer.Option(min=0.01, help="Stop after so long, between two trials; --resume goes on.")
+        float | None,
+        typer.Option(min=0, help="Stop after so long, between two trials; --resume goes on. 0: measure nothing new."),
     ] = None,
+    trials: Annotated[
+        list[Path] | None,
+        typer.Option(help="Also use what runs beside this one measured: their .trials.jsonl, or folders; repeat."),
+    ] = None,
+    beside: Annotated[
+        bool, typer.Option("--beside", help="Other work runs on this device, so take no times. A later run adds them.")
+    ] = False,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Directory for the results: JSON, a table and a figure of each.")
     ] = RESULTS,
@@ -96,10 +104,10 @@ def run_experiments(
     from tenuto.cli.extras import needs
     from tenuto.errors import TenutoError, UsageError, first_line
     from tenuto.files import check_writable
-    from tenuto.journal import Journal
     from tenuto.provenance import commit, hardware
     from tenuto_lab.paper import EXPERIMENTS, Lab, Protocol
-    from tenuto_lab.paper.conditions import OutOfTime
+    from tenuto_lab.paper.conditions import OutOfTime, float32_products
+    from tenuto_lab.paper.notes import joined
 
     place = check_device(device)
     if models and checkpoint:
@@ -115,7 +123,9 @@ def run_experiments(
     if not resume:
         notes.unlink(missing_ok=True)
     # What other code or another machine measured is not mixed with this run.
-    journal = Journal(notes, {"tenuto": __version__, "commit": commit(), "hardware": hardware(place)})
+    products = float32_products(place)
+    job = {"tenuto": __version__, "commit": commit(), "hardware": hardware(place), "float32 products": products}
+    journal, made = joined(notes, trials or [], None if minutes == 0 else job)
     ends = None if minutes is None else time.monotonic() + 60 * minutes
     records, failed = [], {}
     benches: dict[str, Any] = {}  # loaded once for all experiments of the same samples
@@ -131,11 +141,16 @@ def run_experiments(
         each, of_text, rounds = samples or one.samples, samples or one.text_samples, seeds or one.seeds
         lab = Lab(
             on, each, rounds, steps, str(place), journal, granularities=counted, protocol=protocol,
-            text_samples=of_text, ends=ends, _benches=benches.setdefault(f"{each} {of_text} {rounds}", {}),
+            text_samples=of_text, ends=ends, takes_time=not beside, made=made,
+            _benches=benches.setdefault(f"{each} {of_text} {rounds}", {}),
         )  # fmt: skip
         try:
             record = _known(one, lab, journal, output) or _done(one, lab, output)
         except OutOfTime as error:
+            if minutes == 0:  # what is not complete is left out
+                failed[one.name] = "not everything was measured"
+                say(f"{one.name}: {failed[one.name]}")
+                continue
             say(f"{one.name}: {error}")
             raise typer.Exit(STOPPED) from error
         except Exception as error:  # the other experiments are done nonetheless
@@ -147,11 +162,14 @@ def run_experiments(
         records.append(record)
         if not as_json:
             _tell(record)
+    if failed and minutes == 0:
+        raise typer.Exit(STOPPED)
     if failed:
         raise TenutoError(
             f"{', '.join(failed)} failed. With --resume the next run does not measure again what was measured."
         )
-    journal.done()
+    if not beside and not trials:  # a later run may want to add times, or another one to use these
+        journal.done()
     if as_json:
         print_json(records[0] if len(records) == 1 else records)
 
@@ -208,7 +226,10 @@ def _done(one: "Experiment", lab: "Lab", folder: Path) -> dict[str, Any]:
         lab.say = lambda text: tell(f"[{_clock(time.monotonic() - begun)}] {text}")
         result = one.run(lab)
     record = {
-        "provenance": provenance(lab.device, seed=0, seconds=round(time.monotonic() - begun), **_conditions(lab)),
+        "provenance": {
+            **provenance(lab.device, seed=0, seconds=round(time.monotonic() - begun), **_conditions(lab)),
+            **lab.made,
+        },
         "name": one.name,
         "title": one.title,
         "claim": one.claim,

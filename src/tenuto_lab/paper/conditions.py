@@ -27,6 +27,13 @@ REFERENCE = ("tiny-llada", "tiny-dit", "tiny-uvit", "tiny-sdxl")
 Say = Callable[[str], object]
 
 
+def float32_products(device: torch.device) -> str:
+    """Sets how float32 matrices are multiplied, and says how: by TF32 on a GPU, as the frontier does."""
+    precision = "high" if device.type == "cuda" else "highest"
+    torch.set_float32_matmul_precision(precision)
+    return precision
+
+
 class OutOfTime(TenutoError):
     """The time that a run was given is over."""
 
@@ -70,6 +77,8 @@ class Lab:
     protocol: Protocol = field(default_factory=Protocol)
     text_samples: int | None = None  # for each seed, of a model that writes; None: `samples`
     ends: float | None = None  # the monotonic time after which no new trial begins
+    made: dict[str, Any] = field(default_factory=dict)  # commit and hardware of trials that were made elsewhere
+    takes_time: bool = True  # False: other work runs on the same device, so nothing is timed
     _benches: dict[str, Bench] = field(default_factory=dict)
 
     def once(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -92,9 +101,9 @@ class Lab:
         """A model with its requests and its judge. Each model is loaded once."""
         if name not in self._benches:
             model = tenuto.load(name, device=torch.device(self.device), dtype=as_dtype(self.protocol.dtype))
-            self._benches[name] = (
-                self._writer(model) if model.architecture.asks_for == "prompt" else self._drawer(model)
-            )
+            made = self._writer(model) if model.architecture.asks_for == "prompt" else self._drawer(model)
+            made.takes_time = self.takes_time
+            self._benches[name] = made
         return self._benches[name]
 
     def benches(self) -> list[Bench]:
@@ -111,7 +120,9 @@ class Lab:
     def _writer(self, model: Model) -> TextBench:
         given = self.protocol
         posed = None if given.problems is None else read_problems(given.problems, model)
-        return TextBench(model, self.text_samples or self.samples, range(self.seeds), posed, given.answer_length)
+        return TextBench(
+            model, self.text_samples or self.samples, range(self.seeds), posed, given.answer_length, given.batch
+        )
 
     def _drawer(self, model: Model) -> PictureBench:
         given, by_class = self.protocol, model.architecture.asks_for == "class"

@@ -60,7 +60,7 @@ class PictureBench(ModelBench):
         self.guidance = GUIDANCE.get(self.family) if guidance is None else guidance
         self.batch = min(samples, batch or (256 if self.on_gpu else 32))
         self._texts = texts
-        self._full: dict[int, tuple[list[Tensor], float]] = {}
+        self._full: dict[int, tuple[list[Tensor], float | None]] = {}
         self._distances: dict[int, Distance | None] = {}  # of the full run's pictures from real pictures, by steps
 
     def draw(
@@ -97,13 +97,23 @@ class PictureBench(ModelBench):
     def sample(self, steps: int, count: int | None = None, first: int = 0) -> Callable[[Executor], Tensor]:
         return lambda executor: self.draw(executor, steps, "ddim", self.seeds[0], count, first)
 
-    def full(self, steps: int) -> tuple[list[Tensor], float]:
+    def seconds(self, way: Way | None, steps: int, solver: Solver = "ddim") -> float:
+        executor = Executor(self.model.network, mode="eager") if way is None else way(steps, 1)
+        draw = partial(self.draw, executor, steps, solver, self.seeds[0], self.batch)
+        draw()  # warm-up
+        took = timed(draw, self.model.device)[1] / self.batch
+        executor.release()
+        return took
+
+    def full(self, steps: int) -> tuple[list[Tensor], float | None]:
         """The pictures of the full run for every seed, and its seconds per sample. It runs eagerly, as users run it."""
         if steps not in self._full:
             self._full[steps] = self._draw_all(Executor(self.model.network, mode="eager"), steps, "ddim")
         return self._full[steps]
 
-    def _draw_all(self, executor: Executor, steps: int, solver: Solver) -> tuple[list[Tensor], float]:
+    def _draw_all(self, executor: Executor, steps: int, solver: Solver) -> tuple[list[Tensor], float | None]:
+        if not self.takes_time:
+            return [self.draw(executor, steps, solver, seed) for seed in self.seeds], None
         # Warm-up: a GPU records graphs for whole batches; on a CPU one sample is enough.
         self.draw(executor, steps, solver, self.seeds[0], self.batch if self.on_gpu else 1)
         if isinstance(executor, Rival):

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from tenuto.errors import UsageError
 from tenuto_lab.paper.conditions import Lab
 from tenuto_lab.paper.experiment_results import ClaimRow, ExperimentResult, spread
 from tenuto_lab.paper.trials import Bench
@@ -19,6 +20,8 @@ GENERATIONS = 3  # timed generations for each way
 
 
 def execution(lab: Lab) -> ExperimentResult:
+    if not lab.takes_time:
+        raise UsageError("This experiment only takes times, so it does not run beside other work.")
     gpu = torch.device(lab.device).type == "cuda"
     rows: list[ClaimRow] = []
     for bench in lab.benches():
