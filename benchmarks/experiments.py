@@ -10,7 +10,6 @@ times afterwards. `assemble` measures nothing. It writes result files, tables an
 complete, it names.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -22,7 +21,6 @@ import typer
 
 from benchmarks.places import ROOT
 from tenuto_lab.cli.experiment import STOPPED
-from tenuto_lab.paper.notes import FILE
 
 OUT = ROOT / "results" / "experiments"
 MODELS = ("tiny-dit", "tiny-uvit", "tiny-sdxl", "tiny-llada")
@@ -100,7 +98,7 @@ def _started(part: Part, out: Path, device: str, minutes: float, extra: list[str
     folder = out / ".parts" / part.name
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "tenuto_lab", "experiment", *part.experiments, *part.options, *extra]
-    command += ["--device", device, "--beside", "--resume", "--minutes", f"{minutes:.2f}", "-o", str(folder)]
+    command += ["--device", device, "--beside", "--resume", "--minutes", f"{minutes:.2f}", "-o", _shown(folder)]
     with (folder / "log").open("ab") as log:
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **threads})
@@ -111,49 +109,42 @@ def times(
     minutes: Annotated[float, typer.Option(min=0.01, help="Stop after so long, between two trials.")] = 2,
     out: Out = OUT,
     device: Device = "cuda",
-    only: Annotated[list[str] | None, typer.Option(help="Models, instead of all; repeat.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Experiments, instead of all; repeat.")] = None,
     extra: Annotated[list[str] | None, typer.Option(help="Options of the experiments; repeat.")] = None,
 ) -> None:
     """Time what was measured beside other work. Run this alone on the GPU."""
-    begun, status = time.monotonic(), 0
-    for name in TIMED:
-        left = minutes - (time.monotonic() - begun) / 60
-        if left <= 0:
-            print(f"{name}: no time left")
-            status = STOPPED
-            continue
-        folder = out / ".parts" / f"{name}-times"
-        command = [sys.executable, "-m", "tenuto_lab", "experiment", name, *(extra or []), "--resume"]
-        command += [f"--model={model}" for model in only or []]
-        command += ["--device", device, "--minutes", f"{left:.2f}", "-o", str(folder)]
-        command += [f"--trials={path}" for path in _trials(out)]
-        done = subprocess.run(command, check=False)
-        print(f"{time.monotonic() - begun:6.0f} s  {name} ended with {done.returncode}", flush=True)
-        status = status or done.returncode
-    raise typer.Exit(status)
+    command = [sys.executable, "-m", "tenuto_lab", "experiment", *(only or TIMED), "--times", "--resume"]
+    command += [
+        "--device",
+        device,
+        "--minutes",
+        f"{minutes:.2f}",
+        "-o",
+        _shown(out / ".parts" / "times"),
+        *(extra or []),
+    ]
+    command += ["--trials", _shown(out / ".parts")]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
 @app.command()
-def assemble(out: Out = OUT, dtype: Annotated[str, typer.Option(help="float32, or bfloat16.")] = "float32") -> None:
+def assemble(
+    out: Out = OUT,
+    dtype: Annotated[str, typer.Option(help="float32, or bfloat16.")] = "float32",
+    extra: Annotated[list[str] | None, typer.Option(help="Options of the experiments; repeat.")] = None,
+) -> None:
     """Write result files, tables and figures from all trials."""
-    known = _trials(out)
-    command = [sys.executable, "-m", "tenuto_lab", "experiment", "all", "--minutes", "0"]
-    command += [f"--trials={path}" for path in known]
+    command = [sys.executable, "-m", "tenuto_lab", "experiment", "all", "--minutes", "0", *(extra or [])]
+    command += ["--trials", _shown(out / ".parts")]
     if dtype != "float32":
         command += ["--dtype", dtype, "--granularity", "block"]
     place = out if dtype == "float32" else out.with_name(f"{out.name}-{dtype}")
-    done = subprocess.run([*command, "-o", str(place)], check=False)
-    print(f"from {len(known)} files of {_commits(known)}")
-    raise typer.Exit(done.returncode)
+    raise typer.Exit(subprocess.run([*command, "-o", _shown(place)], check=False).returncode)
 
 
-def _trials(out: Path) -> list[Path]:
-    return sorted((out / ".parts").glob(f"*/{FILE}"))
-
-
-def _commits(files: list[Path]) -> str:
-    jobs = [json.loads(path.open(encoding="utf-8").readline())["job"] for path in files]
-    return ", ".join(sorted({f"{job['commit']} on {job['hardware']}" for job in jobs}))
+def _shown(path: Path) -> str:
+    """As one would type it here; results name the command that made them."""
+    return os.path.relpath(path)
 
 
 if __name__ == "__main__":

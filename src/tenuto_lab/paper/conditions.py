@@ -78,6 +78,7 @@ class Lab:
     text_samples: int | None = None  # for each seed, of a model that writes; None: `samples`
     ends: float | None = None  # the monotonic time after which no new trial begins
     made: dict[str, Any] = field(default_factory=dict)  # commit and hardware of trials that were made elsewhere
+    only_times: bool = False  # True: nothing else is measured
     takes_time: bool = True  # False: other work runs on the same device, so nothing is timed
     _benches: dict[str, Bench] = field(default_factory=dict)
 
@@ -86,16 +87,37 @@ class Lab:
 
         Experiments with a common journal share their trials.
         """
-        name = f"{name} ({self.samples}/{self.text_samples} samples of {self.seeds} seeds, {self.protocol.described()})"
-        known = self.journal.get(name) if self.journal is not None else {}
-        if known:
+        if known := self.known(name):
             return known
-        if self.ends is not None and time.monotonic() >= self.ends:
+        if self.only_times:
+            raise OutOfTime(f"{name} was not measured")
+        return self._measured(name, measure)
+
+    def _measured(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        if self.is_over:
             raise OutOfTime("the time is over. The same command with --resume goes on here.")
         found = measure()
         if self.journal is not None:
-            self.journal.note(name, found)
+            self.journal.note(self._entry(name), found)
         return found
+
+    def known(self, name: str) -> dict[str, Any]:
+        """The journal's entry of this name for these conditions; empty if there is none."""
+        return self.journal.get(self._entry(name)) if self.journal is not None else {}
+
+    def time(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """As `once`, for times. Empty if this run may take none: other work runs beside it, or nothing is measured."""
+        if (known := self.known(name)) or not self.takes_time or self.made:
+            return known
+        return self._measured(name, measure)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time of this run is over."""
+        return self.ends is not None and time.monotonic() >= self.ends
+
+    def _entry(self, name: str) -> str:
+        return f"{name} ({self.samples}/{self.text_samples} samples of {self.seeds} seeds, {self.protocol.described()})"
 
     def bench(self, name: str) -> Bench:
         """A model with its requests and its judge. Each model is loaded once."""

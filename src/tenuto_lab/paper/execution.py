@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from tenuto.errors import UsageError
-from tenuto_lab.paper.conditions import Lab
+from tenuto_lab.paper.conditions import Lab, OutOfTime
 from tenuto_lab.paper.experiment_results import ClaimRow, ExperimentResult, spread
 from tenuto_lab.paper.trials import Bench
 from tenuto_lab.paper.ways import BUDGETS
@@ -20,14 +19,14 @@ GENERATIONS = 3  # timed generations for each way
 
 
 def execution(lab: Lab) -> ExperimentResult:
-    if not lab.takes_time:
-        raise UsageError("This experiment only takes times, so it does not run beside other work.")
     gpu = torch.device(lab.device).type == "cuda"
     rows: list[ClaimRow] = []
     for bench in lab.benches():
         subject = _subject(bench)
         rungs = _rungs(bench, subject, lab.steps or bench.steps, gpu)
-        found = lab.once(f"{bench.model.name}: execution", partial(_timed, subject, rungs, lab))
+        found = lab.time(f"{bench.model.name}: execution", partial(_timed, subject, rungs, lab))
+        if not found:
+            raise OutOfTime("this experiment takes times only")
         eager = found["eager"]
         for mode, timing in found.items():
             if mode == "eager":

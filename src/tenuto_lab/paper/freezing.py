@@ -81,7 +81,7 @@ def freezing(lab: Lab) -> ExperimentResult:
                     f"{NAMES[method]}: training time, full fine-tuning's over its own",
                     bench,
                     faster,
-                    _seconds(lab, bench, "full") / _seconds(lab, bench, method) if lab.takes_time else None,
+                    _faster(_seconds(lab, bench, "full"), _seconds(lab, bench, method)),
                 ),
                 ClaimRow(f"{NAMES[method]}: parameters trained, share", name, share, runs[0]["share"]),
             ]
@@ -108,8 +108,12 @@ def freezing(lab: Lab) -> ExperimentResult:
     )
 
 
-def _seconds(lab: Lab, bench: Bench, method: Method) -> float:
-    """Of a few lessons, after the same number of them."""
+def _faster(full: float | None, own: float | None) -> float | None:
+    return full / own if full and own else None
+
+
+def _seconds(lab: Lab, bench: Bench, method: Method) -> float | None:
+    """Of a few lessons, after the same number of them; None if nothing may be timed."""
 
     def measure() -> dict[str, Any]:
         lessons = min(lab.steps or STEPS, TIMED)
@@ -119,8 +123,7 @@ def _seconds(lab: Lab, bench: Bench, method: Method) -> float:
         ]
         return {"seconds": took[-1].seconds}
 
-    found: float = lab.once(f"{bench.model.name}: training time, {method}", measure)["seconds"]
-    return found
+    return lab.time(f"{bench.model.name}: training time, {method}", measure).get("seconds")
 
 
 def _difference(some: list[dict[str, Any]], others: list[dict[str, Any]], value: str) -> Interval:

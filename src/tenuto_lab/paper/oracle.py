@@ -115,8 +115,6 @@ def _time_row(
     """The time of replaying the patterns found, beside eager full inference."""
     quantity = f"oracle, {kind}: time of the replay, of eager full inference"
     paper = 125 / 450 if bench.writes else None
-    if not lab.takes_time:
-        return time_row(quantity, bench, paper, None)
 
     def measure() -> dict[str, Any]:
         model, shares = bench.model, []
@@ -133,7 +131,9 @@ def _time_row(
             shares.append(took[1] / took[0])
         return {"shares": shares}
 
-    noted = lab.once(f"{bench.model.name}, {steps} steps: oracle's time, ceiling {ceiling}", measure)
+    noted = lab.time(f"{bench.model.name}, {steps} steps: oracle's time, ceiling {ceiling}", measure)
+    if not noted:
+        return time_row(quantity, bench, paper, None)
     told = f"{len(noted['shares'])} inputs"
     return ClaimRow.of(quantity, bench.model.name, paper, mean_interval(noted["shares"], 500), note=told)
 

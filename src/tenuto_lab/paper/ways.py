@@ -86,16 +86,14 @@ def tried(
         return found.to_json()
 
     found = Trial.from_json(lab.once(key, measure))
-    if timed and found.seconds is None and lab.takes_time:
-        took = lab.once(f"{key}, time", lambda: {"seconds": bench.seconds(way, steps, solver)})["seconds"]
-        return replace(found, seconds=took, full_seconds=_full_seconds(lab, bench, base or steps))
-    return found
-
-
-def _full_seconds(lab: Lab, bench: Bench, steps: int) -> float:
-    """Of eager full inference, measured alone."""
-    key = f"{bench.model.name}, {steps} steps: time of full inference"
-    found: float = lab.once(key, lambda: {"seconds": bench.seconds(None, steps)})["seconds"]
+    if timed and found.seconds is None:
+        whole = base or steps
+        full = lab.time(
+            f"{bench.model.name}, {whole} steps: time of full inference",
+            lambda: {"seconds": bench.seconds(None, whole)},
+        )
+        took = lab.time(f"{key}, time", lambda: {"seconds": bench.seconds(way, steps, solver)})
+        return replace(found, seconds=took.get("seconds"), full_seconds=full.get("seconds"))
     return found
 
 
