@@ -14,7 +14,6 @@ from tenuto.journal import Journal
 from tenuto.models import Model, find, is_pipeline
 from tenuto.sampling.pictures import vae_of
 from tenuto.scoring.units import Granularity
-from tenuto_lab.frontier.captions import PipelineTexts
 from tenuto_lab.frontier.cases import CAPTIONS, asked_for
 from tenuto_lab.full_size.inception_judge import inception_judge
 from tenuto_lab.full_size.samples import Precision, read_captions
@@ -158,7 +157,6 @@ class Lab:
         elif whole and not by_class:
             raise UsageError(f"{model.name} is a pipeline: name a file of captions, one a line, with --captions.")
         judge, seen = self._judge(model, wanted)
-        texts = PipelineTexts(model, given.batch or 8) if whole else None
         return PictureBench(
             model,
             self.samples,
@@ -168,8 +166,7 @@ class Lab:
             labels if seen else None,
             guidance=given.guidance,
             vae=vae_of(model, given.vae),
-            texts=texts,
-            batch=given.batch,
+            batch=given.batch or (8 if whole else None),
         )
 
     def _judge(self, model: Model, wanted: Sequence[Any]) -> tuple[Judge | None, bool]:

@@ -14,7 +14,6 @@ from tenuto.models import Model
 from tenuto.quality import psnr
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.pictures import Sampling, Solver, decode, generate
-from tenuto_lab.frontier.captions import Draw
 from tenuto_lab.frontier.measurements import HIGHEST, timed, work_of
 from tenuto_lab.judging.judges import Judge
 from tenuto_lab.judging.statistics import Distance
@@ -33,7 +32,6 @@ class PictureBench(ModelBench):
     judge   what Fréchet distances are taken with; None: only dB are measured
     labels  the classes that the judge should see, if it knows classes
     vae     decodes latents
-    texts   draws captions in another way than `tenuto.generate`: a pipeline's own text encoders
     """
 
     quality = "psnr"
@@ -51,7 +49,6 @@ class PictureBench(ModelBench):
         *,
         guidance: float | None = None,
         vae: Any = None,
-        texts: Draw | None = None,
         batch: int | None = None,
     ) -> None:
         super().__init__(model, samples, seeds)
@@ -59,7 +56,6 @@ class PictureBench(ModelBench):
         self.wanted, self.judge, self.labels, self.vae = list(wanted), judge, labels, vae
         self.guidance = GUIDANCE.get(self.family) if guidance is None else guidance
         self.batch = min(samples, batch or (256 if self.on_gpu else 32))
-        self._texts = texts
         self._full: dict[int, tuple[list[Tensor], float | None]] = {}
         self._distances: dict[int, Distance | None] = {}  # of the full run's pictures from real pictures, by steps
 
@@ -69,14 +65,9 @@ class PictureBench(ModelBench):
         """Pictures in [-1, 1]: `count` of a round, from the `first` on."""
         wanted = self.wanted[first:][: self.samples if count is None else count]
         sampling = Sampling(steps=steps, solver=solver, guidance=self.guidance)
-        if self._texts is not None:
-            made = self._texts(executor, sampling, wanted, seed * APART + first)
-        else:
-            asked: dict[str, Any] = {"classes" if self.model.architecture.asks_for == "class" else "captions": wanted}
-            first_seed = seed * APART + first
-            made = generate(
-                self.model, **asked, seed=first_seed, executor=executor, sampling=sampling, batch=self.batch
-            )
+        asked: dict[str, Any] = {"classes" if self.model.architecture.asks_for == "class" else "captions": wanted}
+        first_seed = seed * APART + first
+        made = generate(self.model, **asked, seed=first_seed, executor=executor, sampling=sampling, batch=self.batch)
         return (made if self.vae is None else decode(made.float(), self.vae)).float().clamp(-1, 1)
 
     def trial(self, way: Way, steps: int | None = None, base: int | None = None, solver: Solver = "ddim") -> Trial:
