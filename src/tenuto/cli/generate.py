@@ -78,6 +78,10 @@ def generate(
         int | None,
         typer.Option(min=0, help="MiB that may be kept for a batch. The command says what it gave up for that."),
     ] = None,
+    offload: Annotated[
+        bool,
+        typer.Option("--offload", help="On a GPU: keep single units in the host's memory, fetched ahead. Costs time."),
+    ] = False,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
@@ -92,7 +96,7 @@ def generate(
     chosen, place = load_schedule(schedule) if schedule else None, check_device(device)
     if output is not None:
         check_writable(output / "generation.json", reads=[model, *([schedule] if schedule else [])])
-    drawing: dict[str, Any] = {"solver": solver, "vae": vae, "memory": memory}
+    drawing: dict[str, Any] = {"solver": solver, "vae": vae, "memory": memory, "offload": offload or None}
     writing: dict[str, Any] = {
         "length": length,
         "block-length": block_length,
@@ -129,7 +133,7 @@ def generate(
     _refuse("a model that draws", model, **writing)
     record.take(_needed(output), steps, STEPS, solver=solver or "ddim", guidance=guidance)
     ask = _classes if family.asks_for == "class" else _drawn_captions
-    executor = _executor(loaded, chosen, None if memory is None else memory * 2**20, **how)
+    executor = _executor(loaded, chosen, None if memory is None else memory * 2**20, offload, **how)
     by = Sampling(steps=record.steps, solver=solver or "ddim", guidance=guidance)
     return _draw(record, loaded, ask(loaded, classes, prompts, count), by, batch, seed, vae, executor)
 
@@ -235,11 +239,17 @@ def _draw(
         say(f"To stay within --memory: {report.given_up}.")
 
 
-def _executor(model: "Model", schedule: "Schedule | None", memory: int | None, **how: Any) -> "Executor":
+def _executor(model: "Model", schedule: "Schedule | None", memory: int | None, offload: bool, **how: Any) -> "Executor":
     """What runs the model, within so many bytes if --memory says how many."""
     from tenuto.errors import UsageError
-    from tenuto.runtime.executor import Executor, executor_for
+    from tenuto.runtime.executor import UNITS, Executor, executor_for
 
+    if offload:
+        if memory is not None:
+            raise UsageError("--memory bounds what is kept on the device, and with --offload nothing is: give one.")
+        if schedule is None or schedule.keep not in UNITS or model.device.type != "cuda":
+            raise UsageError("--offload is for a schedule that keeps single units (branch, update), on a GPU.")
+        return Executor(model.network, schedule, offload=True, **how)
     if memory is None:
         return executor_for(model.network, schedule, **how)
     if schedule is None:

@@ -126,8 +126,11 @@ class Model:
     @cached_property
     def text_encoder(self) -> Any:
         """The text encoder of a model that draws from captions, stored beside its UNet."""
+        from tenuto.models.pipeline_texts import PipelineTexts
         from tenuto.models.text_encoder import load_text_encoder
 
+        if is_pipeline(self._directory()):
+            return PipelineTexts(self._directory(), self.device, self.dtype)
         return load_text_encoder(self._directory() / "text_encoder").to(self.device)
 
     def _directory(self) -> Path:

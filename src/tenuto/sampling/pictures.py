@@ -212,13 +212,10 @@ def _class_conditions(model: Model, classes: Sequence[int], guided: bool) -> tup
     return (labels,)
 
 
-def _caption_conditions(model: Model, captions: Sequence[str], guided: bool) -> tuple[Tensor, dict[str, Tensor]]:
-    """What SDXL's UNet needs: vectors of the tokens, one of the caption, and the size and crop of the picture."""
+def _caption_conditions(model: Model, captions: Sequence[str], guided: bool) -> tuple[Any, ...]:
     texts = [*captions, *([""] * len(captions) if guided else [])]  # guidance leads away from the empty caption
-    tokens, pooled = model.text_encoder(model.text_encoder.tokenize(texts).to(model.device))
-    _, height, width = model.config.sample_shape
-    sizes = torch.tensor([height, width, 0, 0, height, width], device=model.device).expand(len(texts), -1)
-    return tokens.to(model.dtype), {"text_embeds": pooled.to(model.dtype), "time_ids": sizes.to(model.dtype)}
+    conditions: tuple[Any, ...] = model.text_encoder.conditions(texts, model.config.sample_shape, model.dtype)
+    return conditions
 
 
 def guide(noise: Tensor, guidance: float, channels: int | None = None) -> Tensor:
