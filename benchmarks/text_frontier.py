@@ -271,10 +271,10 @@ def main(
 ) -> None:
     """Measure every way on the levels that can tell, and write the JSON file and the table beside it."""
     if join:
-        record = joined([read_json(path, "benchmark results") for path in join])
-        write_json(out, record)
-        write_text(out.with_suffix(".md"), table(record))
-        print(table(record).split("## Every")[0])
+        whole = joined([read_json(path, "benchmark results") for path in join])
+        write_json(out, whole)
+        write_text(out.with_suffix(".md"), table(whole))
+        print(table(whole).split("## Every")[0])
         return
     if model is None:
         raise typer.BadParameter("Give --model, or --join.")
