@@ -28,7 +28,7 @@ from tenuto.models import cached_step
 from tenuto.models.language import LanguageNetwork
 from tenuto.models.language_block import rotary_angles
 from tenuto.models.llada import LLaDA, LLaDAConfig, units
-from tenuto.models.tuning import milliseconds
+from tenuto.models.kernel_settings import milliseconds
 from tenuto.provenance import origin, provenance
 from tenuto.runtime.compilation import function_of_many_shapes
 from tenuto.runtime.executor import Executor
@@ -328,7 +328,7 @@ def checked_kernels(network: LanguageNetwork, device: torch.device) -> dict[str,
         names = ("rotary", "swiglu", "attn_out", "ff_out")
         for name, (settings, run) in zip(names, cached_step._products(h, blocks, rope, keys, rows), strict=True):
             tried = {str(one): _tried(run, one, len(blocks)) for one in settings}
-            record[name] = dict(sorted(tried.items(), key=lambda pair: pair[1]))
+            record[name] = dict(sorted(tried.items(), key=lambda pair: pair[1] or 1e9))
         for name, (microseconds, bytes_read) in cublas(blocks, len(rows[0])).items():
             record[f"{name} by torch"] = microseconds
             record[f"{name} bytes"] = bytes_read
@@ -341,12 +341,12 @@ def checked_kernels(network: LanguageNetwork, device: torch.device) -> dict[str,
     return {"switched off": why}
 
 
-def _tried(run: Any, setting: Any, examples: int) -> float:
-    """Microseconds of one call."""
+def _tried(run: Any, setting: Any, examples: int) -> float | None:
+    """Microseconds of one call; None if it does not run."""
     try:
         return 1000 * milliseconds(run, setting, examples) / examples
     except Exception:
-        return float("inf")
+        return None
 
 
 def cublas(blocks: list[Any], tokens: int) -> dict[str, tuple[float, int]]:

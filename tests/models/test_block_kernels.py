@@ -21,7 +21,7 @@ from tenuto.models.dream import Dream, DreamConfig
 from tenuto.models.language import LanguageNetwork
 from tenuto.models.language_block import RMSNorm, rotary_angles
 from tenuto.models.llada import LLaDA, LLaDAConfig
-from tenuto.models.tuning import Settings
+from tenuto.models.kernel_settings import Settings
 from tenuto.runtime.keys import Keys
 from tenuto.runtime.residual import Deferred
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tenuto.models.language_block import LanguageBlock
-from tenuto.models.tuning import Settings, fastest
+from tenuto.models.kernel_settings import Settings, fastest
 from tenuto.runtime.compilation import branch_function
 from tenuto.runtime.keys import Keys
 from tenuto.runtime.residual import Deferred
@@ -176,7 +176,8 @@ def tuned_for(h: Tensor, blocks: Sequence[LanguageBlock], rope: Deferred, keys: 
     shapes = tuple(tuple(one.shape) for one in (first.qkv, first.gate_up, first.attn_out.weight) if one is not None)
     what = (h.shape, shapes, first.head_dim, h.dtype, h.device)
     if what not in _tuned:
-        found = [fastest(*product, min(len(blocks), 8)) for product in _products(h, blocks, rope, keys, rows)]
+        tried = _products(h, blocks, rope, keys, rows)
+        found = [fastest(settings, run, min(len(blocks), 8)) for settings, run in tried]
         _tuned[what] = None if None in found else Tuned(*found)  # type: ignore[arg-type]
         if _tuned[what] is None:
             warnings.warn("The kernels for text do not run on this GPU; a slower path is used.", stacklevel=2)
