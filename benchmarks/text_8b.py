@@ -25,10 +25,10 @@ from torch import Tensor
 from benchmarks.places import results_of
 from tenuto.files import read_json, write_json, write_text
 from tenuto.models import cached_step
+from tenuto.models.kernel_settings import milliseconds
 from tenuto.models.language import LanguageNetwork
 from tenuto.models.language_block import rotary_angles
 from tenuto.models.llada import LLaDA, LLaDAConfig, units
-from tenuto.models.kernel_settings import milliseconds
 from tenuto.provenance import origin, provenance
 from tenuto.runtime.compilation import function_of_many_shapes
 from tenuto.runtime.executor import Executor

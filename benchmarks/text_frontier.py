@@ -104,6 +104,10 @@ def ways(model: Model) -> list[Way]:
         "Fast-dLLM, prefix cache": [rules.fast_dllm(False)],
         "ours": [rules.ours(period, name=f"everything every {period}") for period in (4, 8, 16)]
         + [rules.ours(never, name="everything once")],
+        "ours, lean": [
+            rules.ours(period, name=f"no other tokens, everything every {period}", lean=True) for period in (4, 8)
+        ]
+        + [rules.ours(never, name="no other tokens, everything once", lean=True)],
         "ours, sliding": [
             rules.ours(period, name=f"a sliding window of 32, everything every {period}", window=32)
             for period in (4, 8)

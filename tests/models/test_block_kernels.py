@@ -18,10 +18,10 @@ from tenuto.models import block_kernels as kernels
 from tenuto.models import cached_step
 from tenuto.models.cached_step import Tuned, by_functions, by_kernels
 from tenuto.models.dream import Dream, DreamConfig
+from tenuto.models.kernel_settings import Settings
 from tenuto.models.language import LanguageNetwork
 from tenuto.models.language_block import RMSNorm, rotary_angles
 from tenuto.models.llada import LLaDA, LLaDAConfig
-from tenuto.models.kernel_settings import Settings
 from tenuto.runtime.keys import Keys
 from tenuto.runtime.residual import Deferred
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tenuto.models.language_block import LanguageBlock
 from tenuto.models.kernel_settings import Settings, fastest
+from tenuto.models.language_block import LanguageBlock
 from tenuto.runtime.compilation import branch_function
 from tenuto.runtime.keys import Keys
 from tenuto.runtime.residual import Deferred
