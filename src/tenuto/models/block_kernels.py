@@ -1,12 +1,15 @@
-"""Triton kernels of a block step: few tokens meet all weights of a network, so reading the weights is most of the time.
+"""Triton kernels of a step with a KV cache.
 
-    normed → rotary → attended → projected → added → swiglu → projected → added → rotary → …
+    added → rotary → attended → projected → added → swiglu → projected → added → rotary → …
 
-Between two matrix products stands at most one small kernel: the product before it rotates its result, writes the KV
-cache or applies the gate by itself, or leaves parts of sums (`projected`) that the next norm adds up (`added`).
+A block of one text is few tokens that meet all weights, so reading the weights is most of the time. There, a matrix
+product rotates its result, writes the KV cache or applies the gate by itself, or leaves parts of sums (`projected`)
+that the next norm adds up (`added`). For many tokens torch's matrix products are best, and what comes between them is
+`rotated` and `gated`.
 
 Everything rounds where the plain functions of `language_block` round, so results differ in the order of sums only. M is
-the number of tokens of all rows together, P that of one row.
+the number of tokens of all texts together. Tokens of one text stand next to each other; `starts` [B + 1] says where the
+texts begin among them, and `spots` [M] where each token stands in the cache: text · N + position.
 """
 
 from typing import Any
@@ -61,7 +64,7 @@ def padded(tokens: int) -> int:
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _rotary(  # type: ignore[no-untyped-def]
-    x, w, bias, cosines, sines, places, queries, keys, values, M, K, P, N, heads, kv_heads,
+    x, w, bias, cosines, sines, spots, queries, keys, values, M, K, N, heads, kv_heads,
     BIASED: tl.constexpr, HALF: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Channels i and i + HALF of one head, for BLOCK_N of the i."""
@@ -90,15 +93,14 @@ def _rotary(  # type: ignore[no-untyped-def]
         cos = tl.load(cosines + at_angle, mask=real[None, :], other=0.0)
         sin = tl.load(sines + at_angle, mask=real[None, :], other=0.0)
         a, b = a * cos - b * sin, b * cos + a * sin
-    text, place = (m // P).to(tl.int64), m % P
     if head < heads:
-        to = queries + (((text * heads + head) * P + place) * 2 * HALF)[None, :] + i[:, None]
+        to = queries + ((m * heads + head) * 2 * HALF)[None, :] + i[:, None]
         tl.store(to, a.to(kind), mask=real[None, :])
         tl.store(to + HALF, b.to(kind), mask=real[None, :])
     else:
-        spot = tl.load(places + m, mask=real, other=0)
+        spot = tl.load(spots + m, mask=real, other=0)
         which = (head - heads) % kv_heads
-        offset = (((text * kv_heads + which) * N + spot) * 2 * HALF)[None, :] + i[:, None]
+        offset = (((spot // N * kv_heads + which) * N + spot % N) * 2 * HALF)[None, :] + i[:, None]
         if head < heads + kv_heads:
             tl.store(keys + offset, a.to(kind), mask=real[None, :])
             tl.store(keys + offset + HALF, b.to(kind), mask=real[None, :])
@@ -108,26 +110,90 @@ def _rotary(  # type: ignore[no-untyped-def]
 
 
 def rotary(
-    x: Tensor, w: Tensor, bias: Tensor | None, angles: tuple[Tensor, Tensor], places: Tensor,
-    keys: Tensor, values: Tensor, heads: int, setting: Settings,
+    x: Tensor, w: Tensor, bias: Tensor | None, angles: tuple[Tensor, Tensor], spots: Tensor,
+    keys: Tensor, values: Tensor, setting: Settings,
 ) -> Tensor:  # fmt: skip
-    """The queries [B, heads, P, d] of tokens x [M, width]; keys and values are written into the cache [B, …, N, d].
+    """The queries [M, heads, d] of tokens x [M, width]; keys and values are written into the cache [B, …, N, d].
 
     w       [(heads + 2 · kv_heads) · d, width]
     angles  cosines and sines, [M, d / 2] each
-    places  [B, P]: where the tokens stand
     """
-    (batch, count), (_, kv_heads, total, width) = places.shape, keys.shape
-    queries = torch.empty(batch, heads, count, width, dtype=x.dtype, device=x.device)
-    half = width // 2
-    grid = ((heads + 2 * kv_heads) * (half // setting.block_n),)
-    _rotary[grid](
-        x, w, x if bias is None else bias, *angles, places, queries, keys, values,
-        len(x), x.shape[1], count, total, heads, kv_heads,
+    _, kv_heads, total, width = keys.shape
+    heads, half = len(w) // width - 2 * kv_heads, width // 2
+    queries = torch.empty(len(x), heads, width, dtype=x.dtype, device=x.device)
+    _rotary[((heads + 2 * kv_heads) * (half // setting.block_n),)](
+        x, w, x if bias is None else bias, *angles, spots, queries, keys, values,
+        len(x), x.shape[1], total, heads, kv_heads,
         BIASED=bias is not None, HALF=half, BLOCK_M=padded(len(x)), BLOCK_N=setting.block_n, BLOCK_K=setting.block_k,
         num_warps=setting.num_warps, num_stages=setting.num_stages,
     )  # fmt: skip
     return queries
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _rotated(  # type: ignore[no-untyped-def]
+    given, cosines, sines, spots, keys, values, N, heads, kv_heads,
+    WRITE: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Some heads of one token, in place; those of keys and values are copied into the cache."""
+    m, head = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    i, every = tl.arange(0, HALF), heads + 2 * kv_heads
+    real = (head < every)[:, None]
+    at = given + ((m * every + head) * 2 * HALF)[:, None] + i[None, :]
+    kind = given.dtype.element_ty
+    a = tl.load(at, mask=real, other=0.0).to(tl.float32)
+    b = tl.load(at + HALF, mask=real, other=0.0).to(tl.float32)
+    cos = tl.load(cosines + m * HALF + i)[None, :]
+    sin = tl.load(sines + m * HALF + i)[None, :]
+    turned = (head < heads + kv_heads)[:, None]
+    first = tl.where(turned, a * cos - b * sin, a).to(kind)
+    second = tl.where(turned, b * cos + a * sin, b).to(kind)
+    tl.store(at, first, mask=real & turned)
+    tl.store(at + HALF, second, mask=real & turned)
+    if WRITE:
+        spot = tl.load(spots + m)
+        which = (head - heads) % kv_heads
+        offset = (((spot // N * kv_heads + which) * N + spot % N) * 2 * HALF)[:, None] + i[None, :]
+        key = ((head >= heads) & (head < heads + kv_heads))[:, None]
+        tl.store(keys + offset, first, mask=key)
+        tl.store(keys + offset + HALF, second, mask=key)
+        value = ((head >= heads + kv_heads) & (head < every))[:, None]
+        tl.store(values + offset, first, mask=value)
+        tl.store(values + offset + HALF, second, mask=value)
+
+
+def rotated(
+    given: Tensor, heads: int, angles: tuple[Tensor, Tensor], spots: Tensor | None = None,
+    cache: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:  # fmt: skip
+    """Rotate queries and keys within [M, heads + 2 · kv_heads, d], in place; with a cache, write into it at spots."""
+    tokens, every, width = given.shape
+    keys, values = (given, given) if cache is None else cache
+    block = min(16, triton.next_power_of_2(every))
+    _rotated[(tokens, -(-every // block))](
+        given, *angles, given if spots is None else spots, keys, values, keys.shape[2] if cache else 1, heads,
+        (every - heads) // 2, WRITE=cache is not None, HALF=width // 2, BLOCK=block, num_warps=4,
+    )  # fmt: skip
+    return given
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _gated(given, out, hidden, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    m, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = i < hidden
+    gate = tl.load(given + m * 2 * hidden + i, mask=real, other=0.0).to(tl.float32)
+    up = tl.load(given + m * 2 * hidden + hidden + i, mask=real, other=0.0).to(tl.float32)
+    kind = out.dtype.element_ty
+    opened = (gate / (1 + tl.exp(-gate))).to(kind).to(tl.float32)
+    tl.store(out + m * hidden + i, (opened * up).to(kind), mask=real)
+
+
+def gated(given: Tensor) -> Tensor:
+    """silu(gate) · up of [M, 2 · hidden], the gates first: [M, hidden]."""
+    tokens, hidden = len(given), given.shape[1] // 2
+    out = torch.empty(tokens, hidden, dtype=given.dtype, device=given.device)
+    _gated[(tokens, -(-hidden // 2048))](given, out, hidden, BLOCK=2048, num_warps=4)
+    return out
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -198,14 +264,14 @@ def projected(x: Tensor, w: Tensor, setting: Settings) -> Tensor:
 def _added(  # type: ignore[no-untyped-def]
     h, parts, weight, out, M, width, eps, PARTS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    m, i = tl.program_id(0), tl.arange(0, BLOCK)
+    m, i = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = i < width
     kind = h.dtype.element_ty
     stream = tl.load(h + m * width + i, mask=inside, other=0.0).to(tl.float32)
     if PARTS:
         total = tl.zeros((BLOCK,), tl.float32)
         for part in tl.static_range(PARTS):
-            total += tl.load(parts + (part * M + m) * width + i, mask=inside, other=0.0)
+            total += tl.load(parts + (part * M + m) * width + i, mask=inside, other=0.0).to(tl.float32)
         stream = (stream + total.to(kind).to(tl.float32)).to(kind)
         tl.store(h + m * width + i, stream, mask=inside)
         stream = stream.to(tl.float32)
@@ -228,18 +294,23 @@ def added(h: Tensor, parts: Tensor | None, norm: Any) -> Tensor:
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _attended(  # type: ignore[no-untyped-def]
-    queries, keys, values, mask, found, sums, R, N, each, kv_heads, scale,
-    MASKED: tl.constexpr, WIDTH: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    queries, keys, values, mask, starts, found, sums, M, N, each, kv_heads, stride, scale,
+    MASKED: tl.constexpr, SHARED: tl.constexpr, WIDTH: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The R queries that share one head of keys meet one part of the keys."""
-    head, part, rows = tl.program_id(0), tl.program_id(1), tl.program_id(2) * BLOCK_R + tl.arange(0, BLOCK_R)
-    d, real = tl.arange(0, WIDTH), rows < R
-    first = head.to(tl.int64) * R
-    q = tl.load(queries + (first + rows)[:, None] * WIDTH + d[None, :], mask=real[:, None], other=0.0)
+    """The queries of one text that share one head of keys meet one part of the keys."""
+    text, head, part = tl.program_id(0) // kv_heads, tl.program_id(0) % kv_heads, tl.program_id(1)
+    start = tl.load(starts + text)
+    row = tl.program_id(2) * BLOCK_R + tl.arange(0, BLOCK_R)
+    token = start + row // SHARED
+    real = token < tl.load(starts + text + 1)
+    d = tl.arange(0, WIDTH)
+    asks = head * SHARED + row % SHARED
+    at_query = (token * stride + asks * WIDTH)[:, None] + d[None, :]
+    q = tl.load(queries + at_query, mask=real[:, None], other=0.0)
     most = tl.full((BLOCK_R,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK_R,), tl.float32)
     seen = tl.zeros((BLOCK_R, WIDTH), tl.float32)
-    base = head.to(tl.int64) * N
+    base = tl.program_id(0).to(tl.int64) * N
     end = tl.minimum(part * each + each, N)
     for at in range(part * each, end, BLOCK_K):
         n = at + tl.arange(0, BLOCK_K)
@@ -247,7 +318,7 @@ def _attended(  # type: ignore[no-untyped-def]
         offset = (base + n)[:, None] * WIDTH + d[None, :]
         k = tl.load(keys + offset, mask=there[:, None], other=0.0)
         if MASKED:
-            there = there & (tl.load(mask + head // kv_heads * N + n, mask=there, other=0) != 0)
+            there = there & (tl.load(mask + text * N + n, mask=there, other=0) != 0)
         score = tl.where(there[None, :], tl.dot(q, tl.trans(k)) * scale, -float("inf"))
         higher = tl.maximum(most, tl.max(score, 1))
         safe = tl.where(higher == -float("inf"), 0.0, higher)  # no real key so far
@@ -258,19 +329,18 @@ def _attended(  # type: ignore[no-untyped-def]
         total = total * fade + tl.sum(weight, 1)
         most = higher
     seen = seen / tl.where(total == 0, 1.0, total)[:, None]
-    to = (part * tl.num_programs(0) + head).to(tl.int64) * R + rows
-    tl.store(found + to[:, None] * WIDTH + d[None, :], seen, mask=real[:, None])
+    to = (part * M + token) * (kv_heads * SHARED) + asks
+    tl.store(found + to[:, None] * WIDTH + d[None, :], seen.to(found.dtype.element_ty), mask=real[:, None])
     tl.store(sums + to, tl.where(total == 0, -float("inf"), most + tl.log2(total)), mask=real)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _joined(  # type: ignore[no-untyped-def]
-    found, sums, out, P, heads, size, PARTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+    found, sums, out, size, PARTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """One token at some heads: the parts' results, weighted by their sums of exponentials."""
-    m, head = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    real, d = head < heads, tl.arange(0, WIDTH)
-    row = (m // P * heads + head) * P + m % P
+    """Some heads of some tokens: the parts' results, weighted by their sums of exponentials."""
+    row, d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    real = row < size
     most = tl.full((BLOCK,), -float("inf"), tl.float32)
     for part in tl.static_range(PARTS):
         most = tl.maximum(most, tl.load(sums + part * size + row, mask=real, other=0.0))
@@ -278,34 +348,39 @@ def _joined(  # type: ignore[no-untyped-def]
     value = tl.zeros((BLOCK, WIDTH), tl.float32)
     for part in tl.static_range(PARTS):
         weight = tl.exp2(tl.load(sums + part * size + row, mask=real, other=0.0) - most)
-        at = (part * size + row).to(tl.int64)[:, None] * WIDTH + d[None, :]
+        at = (part * size + row)[:, None] * WIDTH + d[None, :]
         value += weight[:, None] * tl.load(found + at, mask=real[:, None], other=0.0)
         total += weight
-    to = (m * heads + head)[:, None] * WIDTH + d[None, :]
-    tl.store(out + to, (value / total[:, None]).to(out.dtype.element_ty), mask=real[:, None])
+    value = value / total[:, None]
+    tl.store(out + row[:, None] * WIDTH + d[None, :], value.to(out.dtype.element_ty), mask=real[:, None])
 
 
-def attended(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, parts: int) -> Tensor:
-    """Attention of q [B, heads, P, d] to the cache [B, kv_heads, N, d]: [M, heads · d].
+def attended(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, starts: Tensor, longest: int, parts: int
+) -> Tensor:
+    """Attention of q [M, heads, d] to the cache [B, kv_heads, N, d]: [M, heads · d].
 
-    mask   bool [B, N], True at real keys; None: all are
-    parts  into which the keys are divided; all parts are attended to at the same time
+    mask     bool [B, N], True at real keys; None: all are
+    longest  tokens of one text in q, at most
+    parts    into which the keys are divided; all parts are attended to at the same time
     """
-    (batch, heads, count, width), (_, kv_heads, total, _) = q.shape, keys.shape
-    rows = heads // kv_heads * count
+    (tokens, heads, width), (batch, kv_heads, total, _) = q.shape, keys.shape
+    shared = heads // kv_heads
     each = -(-total // (parts * KEYS)) * KEYS
     parts = -(-total // each)
-    found = torch.empty(parts, batch * heads * count, width, dtype=torch.float32, device=q.device)
-    sums = torch.empty(parts, batch * heads * count, dtype=torch.float32, device=q.device)
-    block = min(padded(rows), 64)
-    _attended[(batch * kv_heads, parts, -(-rows // block))](
-        q, keys, values, q if mask is None else mask, found, sums, rows, total, each, kv_heads,
+    divided = torch.float32 if parts > 1 else q.dtype
+    found = torch.empty(parts, tokens, heads, width, dtype=divided, device=q.device)
+    sums = torch.empty(parts, tokens, heads, dtype=torch.float32, device=q.device)
+    block = min(padded(shared * longest), 64)
+    _attended[(batch * kv_heads, parts, -(-shared * longest // block))](
+        q, keys, values, q if mask is None else mask, starts, found, sums, tokens, total, each, kv_heads, q.stride(0),
         width**-0.5 * 1.4426950408889634,  # exponentials are powers of two here
-        MASKED=mask is not None, WIDTH=width, BLOCK_R=block, BLOCK_K=KEYS, num_warps=4, num_stages=2,
+        MASKED=mask is not None, SHARED=shared, WIDTH=width, BLOCK_R=block, BLOCK_K=KEYS, num_warps=4, num_stages=2,
     )  # fmt: skip
-    out = torch.empty(batch * count, heads * width, dtype=q.dtype, device=q.device)
-    some = min(8, triton.next_power_of_2(heads))
-    _joined[(batch * count, -(-heads // some))](
-        found, sums, out, count, heads, batch * heads * count, PARTS=parts, WIDTH=width, BLOCK=some, num_warps=4
+    if parts == 1:
+        return found.view(tokens, heads * width)
+    out = torch.empty(tokens, heads * width, dtype=q.dtype, device=q.device)
+    _joined[(-(-tokens * heads // 8),)](
+        found, sums, out, tokens * heads, PARTS=parts, WIDTH=width, BLOCK=8, num_warps=4
     )
     return out

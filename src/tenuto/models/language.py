@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tenuto.models.architecture import ConfigError
-from tenuto.models.cached_step import cached_step
+from tenuto.models.cached_step import cached_step, suits
 from tenuto.models.language_block import Memory, rotary_angles
 from tenuto.runtime.compilation import compiling, plainly
 from tenuto.runtime.positions import places_of, take
@@ -133,8 +133,9 @@ class LanguageNetwork(nn.Module):
             made = None if made is None else places_of(made, rows)
         rope = Deferred(lambda: rotary_angles(places, self.config.head_dim, self.config.rope_theta))
         h = embedding(tokens)
-        if memory is not None and rows is not None and residual in (plain, plainly):
-            h = cached_step(h, list(blocks), norm, rope, mask, memory[0], rows)
+        across = memory is not None and residual in (plain, plainly)  # nothing comes between two blocks
+        if across and (rows is not None or suits(h, list(blocks))):
+            h = cached_step(h, list(blocks), norm, rope, mask, memory[0], rows)  # type: ignore[index]
             h = h if made is None else take(h, made)
         else:
             # With a KV cache, full steps are rare, and each length of a prompt would be compiled for itself.
