@@ -214,3 +214,13 @@ def test_offload_says_what_it_is_for(tenuto: Run, model: Path) -> None:
     assert status == 2 and "keeps single units (branch, update), on a GPU" in err
     status, _, err = tenuto("generate", model, "-o", "out", "--offload", "--memory", "1")
     assert status == 2 and "give one" in err
+
+
+def test_a_quality_computes_as_many_steps_as_it_takes(tenuto: Run, tmp_path: Path) -> None:
+    status, out, _ = tenuto(
+        "generate", "tiny-dit", "--class", 1, "--steps", 20, "--quality", 30, "-o", tmp_path / "near", "--json"
+    )
+    facts = json.loads(out)
+    assert status == 0 and facts["images"][0]["file"] and 0 < facts["work"] < 1
+    status, _, err = tenuto("generate", "tiny-dit", "--quality", 5, "-o", tmp_path / "far")
+    assert status == 2 and "decibels from 10 to 80" in err

@@ -104,16 +104,20 @@ def generate_batches(
         options = {"steps": schedule.steps, **options}
     sampling = sampling or Sampling(**options)
     if sampling.quality is not None:
-        if schedule is not None:
+        if schedule is not None and (not schedule.active.all() or schedule.keep != "output"):
             raise UsageError("A schedule says which steps are evaluated: give it or a quality, not both.")
-        subject = Unscored(model.name, model.architecture.name, model.units)
-        schedule = refresh(subject, sampling.steps, evaluations=sampling.steps)  # of which some are left out
+        schedule = schedule or every_step(model, sampling.steps)
     wanted = _wanted(model, classes, captions)
     seeds = [seed + i for i in range(len(wanted))] if seeds is None else seeds
     _check_request(model, wanted, seeds, sampling, schedule, batch)
     executor = executor or executor_for(model.network, schedule, mode, compiled)
     for chunk, noise in _batches(model, wanted, seeds, batch):
         yield _sample_batch(model, executor, chunk, noise, sampling, progress, watch, told)
+
+
+def every_step(model: Model, steps: int) -> Schedule:
+    """A schedule that evaluates every step; with a quality, some of them are left out on the way."""
+    return refresh(Unscored(model.name, model.architecture.name, model.units), steps, evaluations=steps)
 
 
 @torch.inference_mode()
