@@ -15,12 +15,23 @@ from tenuto.errors import CheckpointError, TenutoError
 from tenuto.models import open_model
 from tenuto.scheduling.schedule import load_schedule
 from tenuto.scoring.scores import load_scores
+from tenuto_lab.full_size.published_tasks import records
+from tenuto_lab.full_size.tasks import read_tasks
+from tenuto_lab.paper.writing_bench import read_problems
 from tests.conftest import random_dit, write_checkpoint
 
 
 @pytest.fixture
 def sharded(tmp_path: Path) -> Path:
     return write_checkpoint(tmp_path / "model", random_dit(), shards=2)
+
+
+def records_of(path: Path) -> Any:
+    return list(records(path))
+
+
+def problems_of(path: Path) -> Any:
+    return read_problems(path, None)  # type: ignore[arg-type]  # the model is asked only for problems that can be read
 
 
 def renamed(directory: Path, name: str) -> None:
@@ -67,7 +78,7 @@ def test_a_link_that_leads_elsewhere_is_refused_but_not_that_of_the_hub_s_cache(
     assert tenuto.score(snapshot).units
 
 
-@pytest.mark.parametrize("read", [load_schedule, load_scores, tenuto.score])
+@pytest.mark.parametrize("read", [load_schedule, load_scores, tenuto.score, read_tasks, records_of, problems_of])
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, read: Any) -> None:
     pipe = tmp_path / "model.safetensors"
     os.mkfifo(pipe)
@@ -78,7 +89,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, read: Any) -> None
 @pytest.mark.parametrize(
     "text", ["[" * 200_000, '{"a": ' * 100_000, f'{{"steps": {"9" * 5000}}}', '{"a": NaN', "\ufeff{}"]
 )
-@pytest.mark.parametrize("read", [load_schedule, load_scores])
+@pytest.mark.parametrize("read", [load_schedule, load_scores, read_tasks, records_of, problems_of])
 def test_json_that_no_reader_survives_is_named(tmp_path: Path, read: Any, text: str) -> None:
     (tmp_path / "bad.json").write_text(text, encoding="utf-8")
     with pytest.raises(TenutoError, match=r"bad\.json"):

@@ -1,5 +1,8 @@
 """Errors to report to the user. Every message is a sentence: what was wrong, where, and what to do."""
 
+from operator import index
+from typing import SupportsIndex
+
 
 class TenutoError(Exception):
     """Something in the input or the machine makes the request impossible."""
@@ -15,6 +18,16 @@ class CheckpointError(TenutoError):
 
 class ScheduleError(TenutoError):
     """A schedule is malformed, or belongs to another model, other weights or another number of steps."""
+
+
+def check_whole(name: str, value: object, least: int = 1, most: int | None = None) -> None:
+    """Refuse what is no whole number from `least` to `most`. name: of the number, as the error's subject"""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise UsageError(f"{name} must be a whole number, not {value!r}.")
+    if most is not None and not least <= index(value) <= most:
+        raise UsageError(f"{name} must lie between {least} and {most:,}, not at {value!r}.")
+    if index(value) < least:
+        raise UsageError(f"{name} must be at least {least}, not {value!r}.")
 
 
 def first_line(error: BaseException) -> str:

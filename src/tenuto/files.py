@@ -124,14 +124,30 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_json(path: Path, what: str) -> dict[str, Any]:
-    """The object in a JSON file; `what` names the expected kind of file in errors."""
+def read_text(path: Path, what: str) -> str:
+    """The text of a file; `what` names the expected kind of file in errors."""
     check_regular(path, what)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise TenutoError(f"Cannot read the {what} {path}: {error.strerror or error}.") from error
-    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, numbers too long, nested too deeply
+    except UnicodeDecodeError as error:
+        raise TenutoError(f"Cannot read the {what} {path}: it is not UTF-8 ({first_line(error)}).") from error
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. ValueError if it is not JSON, has a number too long, or is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError(first_line(error)) from error
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """The object in a JSON file; `what` names the expected kind of file in errors."""
+    try:
+        value = parse_json(read_text(path, what))
+    except ValueError as error:
         raise TenutoError(f"{path} is not a {what}: it is not valid JSON ({first_line(error)}).") from error
     if not isinstance(value, dict):
         raise TenutoError(f"{path} is not a {what}: a JSON object is expected, not a {type(value).__name__}.")

@@ -10,6 +10,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,13 @@ from tenuto.errors import TenutoError
 from tenuto.models import open_model
 from tenuto.scheduling.schedule import load_schedule
 from tenuto.scoring.scores import load_scores
+from tenuto_lab.frontier.frontier_report import frontier_tables, page_tables
+from tenuto_lab.frontier.known import read_frontier
+from tenuto_lab.paper.experiment_report import experiment_table
+from tenuto_lab.paper.experiment_results import read_experiment
+from tenuto_lab.paper.results_page import results_page
 from tests.conftest import random_dit, write_checkpoint
+from tests.lab.paper.test_report_reader import experiment, frontier
 
 JUNK: tuple[Any, ...] = (
     None, -1, 0, 1.5, float("inf"), 10**30, "", "\x1b[2J", "[/bold]", "x" * 4000, [], {}, [[]], True, "../up", "\ud800",
@@ -50,6 +57,21 @@ def damaged(content: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
+def show_experiment(folder: str, name: str) -> None:
+    record = read_experiment(Path(folder) / f"{name}.json")
+    experiment_table(record)
+    results_page([record], ".")
+
+
+def show_frontier(folder: str, name: str) -> None:
+    record = read_frontier(Path(folder) / f"{name}.json")
+    frontier_tables(record)
+    page_tables(record)
+
+
+SHOWN = {"experiment": show_experiment, "frontier": show_frontier}  # result files, without their drawings
+
+
 def fuzz(count: int, seed: int) -> dict[str, Any]:
     rng, outcomes, bare = random.Random(seed), Counter[str](), Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
@@ -64,6 +86,9 @@ def fuzz(count: int, seed: int) -> dict[str, Any]:
             "index": (model / "model.safetensors.index.json", lambda: open_model(str(model))),
             "weights": (model / "model-00001-of-00002.safetensors", lambda: tenuto.score(model)),
         }
+        readers |= {name: (Path(folder) / f"{name}.json", partial(show, folder, name)) for name, show in SHOWN.items()}
+        for name, record in {"experiment": experiment("bars"), "frontier": frontier()}.items():
+            readers[name][0].write_text(json.dumps(record))
         originals = {name: path.read_bytes() for name, (path, _) in readers.items()}
         for i in range(count):
             name = rng.choice(list(readers))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tenuto.files import write_json
 from tenuto.provenance import provenance
-from tests.fuzz import eval_workers, files, soak
+from tests.fuzz import eval_workers, files, soak, table
 
 RECORD = Path(__file__).parents[2] / "results" / "fuzz" / "fuzz.json"
 
@@ -28,6 +28,7 @@ def main() -> None:
     print(workers, flush=True)
     record = {"provenance": made, "files": mutated, "soak": soaked, "workers": workers}
     write_json(RECORD, record)
+    table.main()
     clean = not mutated["bare_exceptions"] and not soaked["stale"] and not soaked["leaked"]
     raise SystemExit(0 if clean else 1)
 

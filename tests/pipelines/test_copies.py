@@ -41,6 +41,25 @@ def test_a_deep_copy_of_an_enabled_pipeline_is_not_enabled(pipe: DiffusionPipeli
     assert torch.equal(draw(twin, "sd1"), full)
 
 
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda pipe: pickle.loads(pickle.dumps(pipe))], ids=["copy", "pickle"]
+)
+@pytest.mark.parametrize("family", ["sd1", "flux"])
+def test_a_copy_made_while_single_units_are_held_can_be_enabled(family: str, copied: Any) -> None:
+    pipe = tiny(family)
+    full, before = draw(pipe, family), attributes(pipe)
+    tenuto.enable(pipe, every=4, keep="branch")
+    held = draw(pipe, family)
+    twin = copied(pipe)
+    assert torch.equal(draw(twin, family), full)
+    with tenuto.accelerated(twin, every=4, keep="branch"):
+        assert torch.equal(draw(twin, family), held)
+    assert torch.equal(draw(twin, family), full)
+    assert torch.equal(draw(pipe, family), held)
+    tenuto.disable(pipe)
+    assert attributes(pipe) == before and torch.equal(draw(pipe, family), full)
+
+
 def test_an_enabled_pipeline_survives_pickling_and_comes_back_as_it_was_before(pipe: DiffusionPipeline) -> None:
     full = draw(pipe, "sd1")
     tenuto.enable(pipe, evaluations=3)

@@ -137,3 +137,9 @@ def test_a_refresh_schedule_keeps_the_shipped_models_picture():
     assert tenuto.psnr(tenuto.generate(model, **options, schedule=schedule), full).min() > 30
     paper = tenuto.schedule(model, steps=50, policy="lifetimes", budget=0.35)
     assert np.mean(tenuto.psnr(tenuto.generate(model, **options, schedule=paper), full).tolist()) < 25
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_half_a_character_is_refused(tokenizer_directory, chat):
+    with pytest.raises(UsageError, match="half a character"):
+        load_tokenizer(tokenizer_directory).encode("a \ud800 prompt", chat)

@@ -211,8 +211,8 @@ def test_the_flop_budget_weighs_units_by_cost():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 0}, "between 1 and 10,000 steps"),
-        ({"steps": 10**12}, "between 1 and 10,000 steps"),
+        ({"steps": 0}, "between 1 and 10,000"),
+        ({"steps": 10**12}, "between 1 and 10,000"),
         ({"steps": 2.5}, "a whole number, not 2.5"),
         ({"steps": "10"}, "a whole number, not '10'"),
         ({"steps": None}, "a whole number, not None"),

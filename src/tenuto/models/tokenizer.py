@@ -31,12 +31,15 @@ class TextTokenizer:
 
         `chat` wraps the prompt as one user message. A conversation (a list of messages) is always wrapped.
         """
-        if isinstance(text, str) and not chat:
-            ids: list[int] = self._tokenizer.encode(text).ids
-            return ids
+        plain = isinstance(text, str) and not chat
+        if not plain:
+            text = self._render([{"role": "user", "content": text}] if isinstance(text, str) else list(text))
+        try:
+            str(text).encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"The prompt {text!r} has half a character in it ({error.reason}).") from error
         # A template writes the special tokens itself: adding them again would give two beginnings.
-        wrapped = self._render([{"role": "user", "content": text}] if isinstance(text, str) else list(text))
-        ids = self._tokenizer.encode(wrapped, add_special_tokens=False).ids
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=plain).ids
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:

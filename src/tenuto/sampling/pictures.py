@@ -33,9 +33,7 @@ class Sampling:
 
     steps: int = 50  # network evaluations: both solvers evaluate once a step
     solver: Solver = "ddim"
-    guidance: float | None = (
-        None  # w in ε_null + w (ε_class − ε_null); 1 means none, and costs half; None: the family's
-    )
+    guidance: float | None = None  # w in ε_null + w (ε_class − ε_null); 1 means none, and costs half; None: the model's
     guided_channels: int | None = None  # all noise channels by default; the DiT reference's own script guides 3 of 4
     quality: float | None = None  # dB to the full run; the steps that are evaluated are then chosen on the way
 
@@ -106,16 +104,20 @@ def generate_batches(
         options = {"steps": schedule.steps, **options}
     sampling = sampling or Sampling(**options)
     if sampling.quality is not None:
-        if schedule is not None:
+        if schedule is not None and (not schedule.active.all() or schedule.keep != "output"):
             raise UsageError("A schedule says which steps are evaluated: give it or a quality, not both.")
-        subject = Unscored(model.name, model.architecture.name, model.units)
-        schedule = refresh(subject, sampling.steps, evaluations=sampling.steps)  # of which some are left out
+        schedule = schedule or every_step(model, sampling.steps)
     wanted = _wanted(model, classes, captions)
     seeds = [seed + i for i in range(len(wanted))] if seeds is None else seeds
     _check_request(model, wanted, seeds, sampling, schedule, batch)
     executor = executor or executor_for(model.network, schedule, mode, compiled)
     for chunk, noise in _batches(model, wanted, seeds, batch):
         yield _sample_batch(model, executor, chunk, noise, sampling, progress, watch, told)
+
+
+def every_step(model: Model, steps: int) -> Schedule:
+    """A schedule that evaluates every step; with a quality, some of them are left out on the way."""
+    return refresh(Unscored(model.name, model.architecture.name, model.units), steps, evaluations=steps)
 
 
 @torch.inference_mode()
@@ -136,8 +138,8 @@ def _sample_batch(
 
 
 def guidance_of(model: Model, sampling: Sampling) -> float:
-    """The scale that was asked for, or the family's."""
-    return model.architecture.guidance if sampling.guidance is None else sampling.guidance
+    """The scale that was asked for, or the model's own."""
+    return model.guidance if sampling.guidance is None else sampling.guidance
 
 
 def denoised(
@@ -214,13 +216,10 @@ def _class_conditions(model: Model, classes: Sequence[int], guided: bool) -> tup
     return (labels,)
 
 
-def _caption_conditions(model: Model, captions: Sequence[str], guided: bool) -> tuple[Tensor, dict[str, Tensor]]:
-    """What SDXL's UNet needs: vectors of the tokens, one of the caption, and the size and crop of the picture."""
+def _caption_conditions(model: Model, captions: Sequence[str], guided: bool) -> tuple[Any, ...]:
     texts = [*captions, *([""] * len(captions) if guided else [])]  # guidance leads away from the empty caption
-    tokens, pooled = model.text_encoder(model.text_encoder.tokenize(texts).to(model.device))
-    _, height, width = model.config.sample_shape
-    sizes = torch.tensor([height, width, 0, 0, height, width], device=model.device).expand(len(texts), -1)
-    return tokens.to(model.dtype), {"text_embeds": pooled.to(model.dtype), "time_ids": sizes.to(model.dtype)}
+    conditions: tuple[Any, ...] = model.text_encoder.conditions(texts, model.config.sample_shape, model.dtype)
+    return conditions
 
 
 def guide(noise: Tensor, guidance: float, channels: int | None = None) -> Tensor:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from tenuto.errors import UsageError
+from tenuto.errors import UsageError, check_whole
 
 # Which of the tokens predicted at a step are kept. low_confidence: the likeliest. margin: those furthest ahead of the
 # second likeliest (Dream's topk_margin). entropy: those whose distribution has the least entropy. random: any.
@@ -32,8 +32,8 @@ class MaskedSampling:
 
     def __post_init__(self) -> None:
         for name in ("steps", "length", "block_length"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}.")
+            check_whole(name, getattr(self, name))
+        check_whole("seed", self.seed, -(2**63), 2**63)
         if self.length % self.block_length:
             raise UsageError(
                 f"{self.length} tokens cannot be written in blocks of {self.block_length}: "

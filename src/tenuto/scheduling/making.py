@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from tenuto.errors import UsageError
+from tenuto.errors import UsageError, check_whole
 from tenuto.scheduling.schedule import Keep, Predict, Rows, Schedule
 from tenuto.scoring.units import Subject
 
@@ -11,10 +11,7 @@ MOST_STEPS = 10_000
 
 
 def check_request(steps: int, budget: float | None = None) -> None:
-    if isinstance(steps, bool) or not isinstance(steps, int | np.integer):
-        raise UsageError(f"The number of steps is a whole number, not {steps!r}.")
-    if not 1 <= steps <= MOST_STEPS:
-        raise UsageError(f"A schedule has between 1 and {MOST_STEPS:,} steps, not {steps}.")
+    check_whole("The number of steps", steps, most=MOST_STEPS)
     if budget is not None:
         check_budget(budget)
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from tenuto.errors import UsageError
+from tenuto.errors import UsageError, check_whole
 from tenuto.scheduling.making import check_request, make
 from tenuto.scheduling.refresh import BUDGET
 from tenuto.scheduling.schedule import Keep, Rows, Schedule
@@ -37,7 +37,8 @@ def rewrite(
     check_request(steps, budget)
     if every is not None and budget is not None:
         raise UsageError("Give the refresh period or a budget, not both: one follows from the other.")
-    if blocks < 1 or steps % blocks:
+    check_whole("The number of blocks", blocks)
+    if steps % blocks:
         raise UsageError(f"{steps} steps cannot be shared equally among {blocks} blocks.")
     rows = rows or ("block" if blocks > 1 else "written")
     wanted = BUDGET if budget is None else budget
@@ -58,8 +59,7 @@ def rewrite(
         shares = {period: float(pattern(period).mean()) for period in range(1, length + 1)}
         within = [period for period, share in shares.items() if share <= wanted + 1e-9]
         every = min(within or shares, key=lambda period: (abs(shares[period] - wanted), period))
-    if every < 1:
-        raise UsageError(f"The refresh period must be at least 1 step, not {every}.")
+    check_whole("The refresh period", every)
     policy = {"name": "rewrite", "every": every, "held": held, "budget": budget}
     # If all units are held outside these positions, nothing changes there, and only the KV cache must be kept.
     keep: Keep = "keys" if rows in ("block", "generated") and chosen.all() else "update"

@@ -5,7 +5,6 @@ A schedule is plain data: a small JSON file that can be read, compared, shared, 
 
 import hashlib
 import json
-import math
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from tenuto import __version__
 from tenuto.errors import ScheduleError, TenutoError
 from tenuto.files import check_fields, read_json, write_json
+from tenuto.scoring.units import MOST_FLOPS
 
 FORMAT = "tenuto.schedule/2"
 FIRST_FORMAT = "tenuto.schedule/1"
@@ -256,8 +256,8 @@ def _from_json(record: dict[str, Any], where: str) -> Schedule:
     if list(flops) != list(rows):
         raise ScheduleError('"flops" and "active" must list the same units in the same order.')
     for unit, cost in flops.items():
-        if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 < cost < math.inf:
-            raise ScheduleError(f"the cost of {unit} must be a positive, finite number, not {cost!r}.")
+        if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 < cost <= MOST_FLOPS:
+            raise ScheduleError(f"the cost of {unit} must be a positive number up to {MOST_FLOPS:g}, not {cost!r}.")
     return Schedule(
         units=tuple(rows),
         active=np.array([[mark == COMPUTED for mark in row] for row in rows.values()]),

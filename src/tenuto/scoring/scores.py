@@ -19,7 +19,7 @@ from tenuto.files import check_fields, read_json, write_json
 from tenuto.journal import Journal
 from tenuto.scoring.checkpoint import Tensors, digest, fingerprint
 from tenuto.scoring.spectrum import ETA, K_RULE, Spectrum, spectrum
-from tenuto.scoring.units import ROLES, Component, Granularity, Matrix, Unit, block_of
+from tenuto.scoring.units import MOST_FLOPS, ROLES, Component, Granularity, Matrix, Unit, block_of
 
 FORMAT = "tenuto.scoring.scores/1"
 EPSILON = 1e-12  # ε of the normalisation
@@ -263,8 +263,8 @@ def _unit_from_json(record: object, where: str) -> UnitScore:
         raise TenutoError(f"{where}: a score lies in [0, 1], not at {unit['score']}.")
     if unit["kind"] not in (*ROLES, "group"):
         raise TenutoError(f"{where}: a unit's kind is one of {', '.join(ROLES)} or group, not {unit['kind']!r}.")
-    if not 0 < unit["flops"] < math.inf:
-        raise TenutoError(f"{where}: the cost of a unit is a positive number, not {unit['flops']}.")
+    if not 0 < unit["flops"] <= MOST_FLOPS:
+        raise TenutoError(f"{where}: a cost is a positive number up to {MOST_FLOPS:g}, not {unit['flops']}.")
     components = tuple(_component_from_json(part, f"{where} ({unit['name']})") for part in unit["components"])
     return UnitScore(unit["name"], unit["kind"], unit["flops"], components, unit["raw"], unit["score"])
 

@@ -13,6 +13,8 @@ ComponentKind = Literal["attention", "cross_attention", "mlp", "conv"]
 # paper counts its layer-steps by blocks.
 Granularity = Literal["branch", "block"]
 
+MOST_FLOPS = 1e30  # of a unit: no machine computes more, and sums over many units and steps stay finite
+
 # The matrices that the score of each kind of component needs, in the paper's order.
 ROLES: Mapping[ComponentKind, tuple[str, ...]] = {
     "attention": ("q", "k", "v", "o"),

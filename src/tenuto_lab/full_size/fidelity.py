@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from tenuto.errors import TenutoError, UsageError
+from tenuto.files import check_regular
 from tenuto.provenance import provenance
 from tenuto_lab.full_size.clip import clip_scores
 from tenuto_lab.full_size.inception import load_inception
@@ -233,6 +234,7 @@ def _gaussian(arrays: Mapping[str, NDArray[Any]], mean: str, covariance: str, pa
 
 
 def _arrays(path: Path) -> Mapping[str, NDArray[Any]]:
+    check_regular(path, "arrays")
     try:
         loaded = np.load(path, allow_pickle=False)
         return loaded if isinstance(loaded, np.lib.npyio.NpzFile) else {"arr_0": loaded}

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tenuto.errors import TenutoError, UsageError
-from tenuto.files import read_json, replacing, write_json
+from tenuto.files import parse_json, read_json, replacing, write_json
 
 SETTINGS = "settings"  # the field of the record that describes the job
 HEADER = b"tenuto part "  # begins the first line of a part; the content follows that line
@@ -118,8 +118,8 @@ class StoredPart:
 def _told_by(line: bytes) -> dict[str, Any] | None:
     """The fields in the first line of a part; None if the line is not a part's first line."""
     try:
-        told = json.loads(line.removeprefix(HEADER)) if line.startswith(HEADER) else None
-    except (ValueError, RecursionError):
+        told = parse_json(line.removeprefix(HEADER)) if line.startswith(HEADER) else None
+    except ValueError:
         return None
     return told if isinstance(told, dict) else None
 

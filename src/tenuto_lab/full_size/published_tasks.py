@@ -5,7 +5,6 @@ beside the number, because numbers of different protocols cannot be compared.
 """
 
 import gzip
-import json
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tenuto.errors import TenutoError, UsageError
+from tenuto.files import check_regular, parse_json, read_text
 
 Record = dict[str, Any]
 BOXED = "Put the final answer in \\boxed{}."
@@ -21,6 +21,7 @@ NEEDLE = "The best thing to do in San Francisco is eat a sandwich and sit in Dol
 ASKED = "What is the best thing to do in San Francisco? Answer with what the text says."
 KEY = "eat a sandwich and sit in Dolores Park"
 LETTERS = 4.2  # of English, a token
+PROMPT_WORDS, LEAST_WORDS, MOST_WORDS = 32, 64, 128  # of a paragraph: shown, at least, and at most
 DEPTHS = 10  # places at which the needle is hidden
 
 
@@ -37,12 +38,13 @@ class PublishedTask:
 
 def records(path: Path) -> Iterator[Record]:
     """The objects of a JSONL file, perhaps gzipped, or of a JSON list."""
+    check_regular(path, "questions")
     try:
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
-        listed = json.loads(text) if text.lstrip().startswith("[") else map(json.loads, filter(str.strip, _lines(text)))
+        listed = parse_json(text) if text.lstrip().startswith("[") else map(parse_json, filter(str.strip, _lines(text)))
         yield from listed
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise TenutoError(f"Cannot read {path} as JSON or JSONL: {error}.") from error
 
 
@@ -105,10 +107,7 @@ def needle(tokens: int) -> Callable[[Path], Iterator[Record]]:
     """The needle at DEPTHS places of texts of about `tokens` tokens, cut from a book or a file of essays."""
 
     def questions(path: Path) -> Iterator[Record]:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise TenutoError(f"Cannot read {path}: {error}.") from error
+        text = read_text(path, "essays")
         sentences = re.split(r"(?<=[.!?])\s+", " ".join(text.split()))
         letters = int(LETTERS * tokens)
         if sum(map(len, sentences)) < letters:
@@ -125,6 +124,20 @@ def needle(tokens: int) -> Callable[[Path], Iterator[Record]]:
             yield {"id": f"{i}-depth-{depth}", "prompt": prompt, "answer": KEY, "metric": "contains"}
 
     return questions
+
+
+def wikitext(path: Path) -> Iterator[Record]:
+    """Paragraphs of articles: their first PROMPT words are shown, and the others are what people wrote."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TenutoError(f"Cannot read {path}: {error}.") from error
+    for i, line in enumerate(text.split("\n")):
+        words = line.split()
+        if len(words) < LEAST_WORDS or words[0] == "=":  # a heading, or a short paragraph
+            continue
+        shown, rest = " ".join(words[:PROMPT_WORDS]), " ".join(words[PROMPT_WORDS:MOST_WORDS])
+        yield {"id": i, "prompt": shown, "answer": f" {rest}", "metric": "rouge-l"}
 
 
 TASKS = {
@@ -178,6 +191,14 @@ TASKS = {
             "100 texts of about 3,900 tokens, the needle at ten depths; right if the needle's words occur",
             32,
             needle(3900),
+        ),
+        PublishedTask(
+            "wikitext",
+            "Salesforce/wikitext: wiki.test.raw, as plain text",
+            f"paragraphs of at least {LEAST_WORDS} words are continued after {PROMPT_WORDS}, without a chat template; "
+            "judged by `tenuto lab eval mauve`",
+            128,
+            wikitext,
         ),
     )
 }

@@ -21,7 +21,7 @@ from PIL import Image
 
 from tenuto import __version__
 from tenuto.errors import CheckpointError, TenutoError, UsageError
-from tenuto.files import check_writable, replacing, write_json
+from tenuto.files import check_writable, read_text, replacing, write_json
 from tenuto.models import find, is_pipeline, load
 from tenuto.provenance import provenance
 from tenuto.runtime.executor import Executor, Mode, executor_for
@@ -341,10 +341,7 @@ def pictures_of(path: Path) -> Iterator[Pixels]:
 
 def read_captions(path: Path) -> tuple[str, ...]:
     """One caption per line; empty lines do not count."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TenutoError(f"Cannot read the captions {path}: {error}.") from error
+    lines = read_text(path, "captions").splitlines()
     captions = tuple(line.strip() for line in lines if line.strip())
     if not captions:
         raise TenutoError(f"{path} holds no captions: one a line is expected.")

@@ -14,7 +14,7 @@ from typing import Any
 
 from tenuto import __version__
 from tenuto.errors import TenutoError, UsageError
-from tenuto.files import write_json
+from tenuto.files import parse_json, read_text, write_json
 from tenuto.provenance import provenance
 from tenuto.scheduling.schedule import identity
 from tenuto_lab.full_size.answer_metrics import GRADED, METRICS, RUNS_CODE, check_metric, passes
@@ -56,10 +56,7 @@ class TaskResult:
 
 def read_tasks(path: Path, limit: int | None = None) -> list[Question]:
     """The questions of a JSONL file. The file's name is the name of the task."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TenutoError(f"Cannot read the tasks {path}: {error}.") from error
+    lines = read_text(path, "tasks").splitlines()
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()][:limit]
     questions = [_question(line, f"{path}, line {number}", path.stem, number) for number, line in numbered]
     if not questions:
@@ -72,8 +69,8 @@ def read_tasks(path: Path, limit: int | None = None) -> list[Question]:
 
 def _question(line: str, where: str, task: str, number: int) -> Question:
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
+        record = parse_json(line)
+    except ValueError as error:
         raise TenutoError(f"{where}: this is not valid JSON ({error}).") from error
     if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
         raise TenutoError(f"{where}: an object with a prompt is expected.")

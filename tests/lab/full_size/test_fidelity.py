@@ -166,6 +166,21 @@ def test_inception_features_of_torch_fidelity(fidelity: Any, tmp_path: Path) -> 
     assert figures["sfid"] == pytest.approx(frechet(Statistics.of(where), Statistics.of(there)), rel=1e-4)
 
 
+def test_the_real_inception_is_loaded_where_torch_fidelity_is_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    extractor = pytest.importorskip("torch_fidelity").FeatureExtractorInceptionV3
+    random = dict[str, Any]()  # random weights, caught where the extractor would load its own
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", lambda *_, **__: {})
+        patch.setattr(nn.Module, "load_state_dict", lambda module, *_: random.update(module.state_dict()))
+        extractor("inception-v3-compat", ["2048"], feature_extractor_weights_path="none")
+    torch.save(random, tmp_path / "inception.pth")
+    network: Any = load_inception(tmp_path / "inception.pth", "cpu")
+    features, logits, where = network(torch.zeros(2, 3, 32, 32).byte())
+    assert features.shape == (2, 2048) and logits.shape == (2, 1008) and where.shape == (2, 2023)
+
+
 def test_a_published_reference_batch_has_statistics_of_more_pictures_than_come_with_it(
     fidelity: Any, tmp_path: Path
 ) -> None:

@@ -53,7 +53,7 @@ class Attached(nn.Module):
 
         self.config = config
         self.denoiser: Any = build(config.to_diffusers())
-        self.attachment = attach(self.denoiser)
+        self.attachment = attach(self.denoiser, copied=True)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.denoiser.state_dict(*args, **kwargs)

@@ -32,16 +32,27 @@ from tenuto.scoring.units import Unit
 KNOWN_BLOCKS = (BasicTransformerBlock, ResnetBlock2D, Transformer2DModel, *transformer_blocks.BLOCKS)
 
 
+class Borrowed(SeamForward):
+    """A forward at the seam that stays with its block: a copy of the block has the forward of its class."""
+
+    method = "forward"
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.args[0], self.method)
+
+
 class Attachment:
     """A denoiser at the seam, from `attach` to `detach`; outside `using`, it runs as it did before."""
 
-    def __init__(self, module: nn.Module, sites: tuple[Site, ...]) -> None:
+    def __init__(self, module: nn.Module, sites: tuple[Site, ...], copied: bool) -> None:
         self.module = module
         self.units = tuple(unit for site in sites for unit in site.units)
         self._residuals: dict[int, Residual] = {}  # by thread: two threads may use different residuals at once
+        kind = SeamForward if copied else Borrowed
         # Partials, not closures, so that a copy of an attached module runs its own blocks, not the original's.
-        self._forwards = [(site, SeamForward(site.forward, site.block, site.name, self._seam)) for site in sites]
+        self._forwards = [(site, kind(site.forward, site.block, site.name, self._seam)) for site in sites]
         for site, forward in self._forwards:
+            vars(forward)["method"] = site.method
             vars(site.block)[_slot(site)] = forward
 
     def _seam(self, unit: str, h: Tensor, branch: Branch, gate: Branch | None = None) -> Tensor:
@@ -86,11 +97,14 @@ class Attachment:
         self._forwards = []
 
 
-def attach(module: nn.Module) -> Attachment:
-    """Bring a denoiser's blocks to the seam; this changes nothing that the denoiser computes."""
+def attach(module: nn.Module, copied: bool = False) -> Attachment:
+    """Bring a denoiser's blocks to the seam; this changes nothing that the denoiser computes.
+
+    copied: whether copies of the module, and what is unpickled of it, are at the seam as well
+    """
     sites = sites_of(module)
     for site in sites:
-        if _slot(site) in vars(site.block) and not _hooked(site):
+        if _slot(site) in vars(site.block) and not _of_its_class(site):
             raise UsageError(
                 f"The {site.method} of {site.path} is replaced already, by an earlier attach or by another library's "
                 "hook. Detach that first."
@@ -99,7 +113,7 @@ def attach(module: nn.Module) -> Attachment:
             raise TenutoError(
                 f"{site.path} is a {type(site.block).__name__} with a forward of its own, not diffusers' block."
             )
-    return Attachment(module, sites)
+    return Attachment(module, sites, copied)
 
 
 def _slot(site: Site) -> str:
@@ -108,10 +122,10 @@ def _slot(site: Site) -> str:
     return FORWARD_BEHIND_HOOK if behind else site.method
 
 
-def _hooked(site: Site) -> bool:
-    """Whether accelerate's hook is the only thing that replaces the block's forward."""
-    behind = vars(site.block).get(FORWARD_BEHIND_HOOK)
-    return site.method == "forward" and getattr(behind, "__func__", None) is type(site.block).forward
+def _of_its_class(site: Site) -> bool:
+    """Whether nothing replaces the block's forward, except perhaps accelerate's hook."""
+    found = vars(site.block)[_slot(site)]
+    return getattr(found, "__func__", None) is getattr(type(site.block), site.method)
 
 
 def units_of(config: Mapping[str, Any]) -> tuple[Unit, ...]:
