@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tenuto.scheduling.placement import FEW
+
 STEADY = 4.0  # the largest Σ|w| of what single units keep
 STEADY_OUTPUT, STEADY_IF_FEW = 2.5, 2.0  # of a network's output, the second with few evaluations
-FEW = 9  # fewer evaluations than these are few
 
 
 def steady_for(evaluations: int) -> float:

@@ -39,15 +39,18 @@ class Stepping:
         order: int,
         corrected: bool,
         pace: Pace | None = None,
+        private: bool = False,
     ) -> None:
         """computed   [step]: whether the step evaluates the network
         order      the degree of the polynomials
         corrected  whether refreshes correct the steps before them
         pace       decides at each refresh which step of `computed` is the next
+        private    whether nobody but the loop has the samples, so that nobody else can write to them
         """
         self._scheduler = scheduler
         self._computed = computed
         self._pace = pace
+        self._private = private
         self._strayed: Tensor | None = None  # [sample]: the squared changes by corrections so far
         self._variance: Tensor | None = None  # [sample]: of the clean estimate
         self._order = order
@@ -70,7 +73,7 @@ class Stepping:
         self._since: list[tuple[int, Step]] = []  # steps taken with predicted outputs since the last refresh
         self._state: dict[str, Any] = {}  # of the scheduler, after the last refresh's step
         self._after: Tensor | None = None  # the sample after the last refresh's step
-        self._returned: tuple[Tensor, int] | None = None  # by the last step, and how often it had been written to
+        self._returned: tuple[Tensor, int | None] | None = None  # by the last step, and its writes
         self._touched = False  # whether the loop changed a sample since the last refresh
         self._dtype = torch.float32  # of outputs
 
@@ -186,7 +189,10 @@ class Stepping:
 
     def _came_back(self, sample: Tensor) -> bool:
         """Whether the sample is what the last step returned, and nobody wrote to it."""
-        return self._returned is not None and sample is self._returned[0] and writes(sample) == self._returned[1]
+        if self._returned is None or sample is not self._returned[0]:
+            return False
+        written = writes(sample)
+        return self._private if written is None else written == self._returned[1]
 
 
 def taken_for_picture(signal: float, noise: float) -> float:
@@ -211,9 +217,9 @@ def sample_in(result: Any) -> Tensor:
     return found
 
 
-def writes(sample: Tensor) -> int:
-    """How often a tensor was written to in place; torch does not count this for tensors of its inference mode."""
-    return 0 if sample.is_inference() else sample._version
+def writes(sample: Tensor) -> int | None:
+    """How often a tensor was written to in place; None for tensors of torch's inference mode, which do not count."""
+    return None if sample.is_inference() else sample._version
 
 
 def snapshot(scheduler: Any) -> dict[str, Any]:

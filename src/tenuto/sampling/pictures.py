@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tenuto.errors import CheckpointError, UsageError
+from tenuto.errors import CheckpointError, UsageError, check_whole
 from tenuto.models import Model
 from tenuto.models.architecture import NoiseLevels
 from tenuto.models.solvers import Solver, nature_for, solver_for
@@ -38,16 +38,15 @@ class Sampling:
     quality: float | None = None  # dB to the full run; the steps that are evaluated are then chosen on the way
 
     def __post_init__(self) -> None:
-        if not 1 <= self.steps <= 1000:
-            raise UsageError(f"The number of steps lies between 1 and 1000, not at {self.steps}.")
+        check_whole("The number of steps", self.steps, most=1000)
         if self.solver not in ("ddim", "dpm++"):
             raise UsageError(f"The solver is ddim or dpm++, not {self.solver!r}.")
         if self.guidance is not None and not 0 <= self.guidance < math.inf:
             raise UsageError(f"Guidance must be neither negative nor infinite, and {self.guidance} is.")
         if self.quality is not None:
             check_quality(self.quality)
-        if self.guided_channels is not None and self.guided_channels < 1:
-            raise UsageError(f"At least one channel must be guided, not {self.guided_channels}.")
+        if self.guided_channels is not None:
+            check_whole("The number of guided channels", self.guided_channels)
 
 
 def generate(model: Model, classes: Sequence[int | str] | None = None, **options: Any) -> Tensor:
@@ -108,7 +107,9 @@ def generate_batches(
             raise UsageError("A schedule says which steps are evaluated: give it or a quality, not both.")
         schedule = schedule or every_step(model, sampling.steps)
     wanted = _wanted(model, classes, captions)
-    seeds = [seed + i for i in range(len(wanted))] if seeds is None else seeds
+    if seeds is None:
+        check_whole("seed", seed, -(2**63), 2**63)
+        seeds = [seed + i for i in range(len(wanted))]
     _check_request(model, wanted, seeds, sampling, schedule, batch)
     executor = executor or executor_for(model.network, schedule, mode, compiled)
     for chunk, noise in _batches(model, wanted, seeds, batch):
@@ -169,7 +170,7 @@ def denoised(
         if sampling.quality is not None:
             assert nature.levels is not None, "our own solvers' levels are known"
             pace = Pace(sampling.quality, nature.levels)
-        stepping = Stepping(solver, nature, computed, schedule.order, schedule.corrected, pace)
+        stepping = Stepping(solver, nature, computed, schedule.order, schedule.corrected, pace, private=True)
 
     def noise(run: Callable[..., Any], time: Tensor, named: dict[str, Any]) -> Tensor:
         inputs = torch.cat([x, x]) if guided else x
@@ -289,7 +290,9 @@ def _wanted(model: Model, classes: Sequence[int | str] | None, captions: Sequenc
 def class_index(model: Model, wanted: int | str) -> int:
     """A class by its number or its name."""
     if not isinstance(wanted, str) or wanted.isdecimal():
-        return int(wanted)
+        number = int(wanted) if isinstance(wanted, str) else wanted
+        check_whole("A class", number, least=0)
+        return number
     found = [i for i, label in enumerate(model.labels) if label.lower() == wanted.lower()]
     if not found:
         known = ", ".join(model.labels) if model.labels else f"numbers 0 to {model.config.classes - 1} only"
@@ -321,8 +324,7 @@ def _check_request(
         raise UsageError(f"{model.name} knows the classes 0 to {model.config.classes - 1}, not {wrong[0]}.")
     if len(seeds) != len(wanted):
         raise UsageError(f"There must be a seed for each sample: {len(seeds)} seeds, {len(wanted)} samples.")
-    if batch < 1:
-        raise UsageError(f"A batch holds at least one image, not {batch}.")
+    check_whole("The size of a batch", batch)
     if schedule is not None:
         model.check_fits(schedule)
         if schedule.steps != sampling.steps:
