@@ -78,6 +78,40 @@ def test_adapters_loaded_rescaled_fused_and_unloaded_are_noticed() -> None:
     tenuto.disable(pipe)
 
 
+@pytest.mark.parametrize("family", ["sd1", "sdxl"])
+@pytest.mark.parametrize("keep", ["output", "branch"])
+def test_channels_last_changes_nothing_at_a_budget_of_one(family: str, keep: Any) -> None:
+    pipe = tiny(family)
+    pipe.unet.to(memory_format=torch.channels_last)
+    full = draw(pipe, family)
+    with tenuto.accelerated(pipe, 1.0, keep=keep):
+        assert torch.equal(draw(pipe, family), full)
+
+
+def test_with_layerwise_casting_outputs_are_held_and_single_units_refused() -> None:
+    pipe = tiny("sdxl")
+    pipe.unet.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32)
+    full = draw(pipe, "sdxl")
+    with tenuto.accelerated(pipe, 1.0):
+        assert torch.equal(draw(pipe, "sdxl"), full)
+    with tenuto.accelerated(pipe, evaluations=8):
+        assert draw(pipe, "sdxl").isfinite().all() and tenuto.summary(pipe).computed_steps == 8
+    with pytest.raises(UsageError, match="casting.* so only its output can be held"):
+        tenuto.enable(pipe, keep="branch")
+
+
+@pytest.mark.parametrize("family", ["pixart", "wan"])
+def test_an_old_pipeline_draws_what_a_fresh_one_draws_whatever_came_before(family: str) -> None:
+    how: dict[str, Any] = {"keep": "update", "predict": "constant", "every": 4}
+    fresh = {}
+    for steps, seed in ((12, 0), (8, 1)):
+        with tenuto.accelerated(pipe := tiny(family), **how):
+            fresh[steps, seed] = draw(pipe, family, steps=steps, seed=seed)
+    tenuto.enable(pipe := tiny(family), **how)
+    for steps, seed in ((12, 0), (8, 1), (12, 0), (12, 0), (8, 1)):
+        assert torch.equal(draw(pipe, family, steps=steps, seed=seed), fresh[steps, seed])
+
+
 def test_a_ranked_policy_notices_writes_that_torch_does_not_count(pipe: Any) -> None:
     weight = pipe.unet.mid_block.attentions[0].transformer_blocks[0].attn1.to_q.weight
     tenuto.enable(pipe, policy="lifetimes", budget=0.6)

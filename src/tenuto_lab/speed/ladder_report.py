@@ -91,32 +91,6 @@ def _bound(row: Mapping[str, Any], ceilings: Mapping[str, float]) -> float:
     return max(row["tflops"] / ceilings["tflops"], row["gbps"] / ceilings["gbps"]) * float(row["ms_per_evaluation"])
 
 
-def peers_tables(known: Mapping[str, Any]) -> str:
-    """Our executor compared with its peers, in Markdown."""
-    parts = ["# Beside its peers\n", "One step of four computed; every peer is told when.\n"]
-    for network, made in known["provenance"].items():
-        rows = [row for row in known["rows"] if row["network"] == network]
-        versions = {"torch": made["torch"], "diffusers": made["diffusers"], **made["peers"]}
-        others = ", ".join(f"{name} {number}" for name, number in versions.items())
-        parts.append(f"## {network}, {rows[0]['setting']}\n")
-        parts.append(f"`{made['command']}` at {made['commit']}, {others}; {made['hardware']}, {made['date']}.\n")
-        parts.append(
-            "| | ms an evaluation | over eager | computed | hooks | in a CUDA graph |\n|---|---:|---:|---:|---:|---|"
-        )
-        for row in rows:
-            if row["ms_per_evaluation"] is None:
-                parts.append(f"| {row['peer']} | does not run: {row['why']} | | | | |")
-                continue
-            spread, graph = 50 * row["spread"], {True: "yes", False: f"no: {row['why']}", None: ""}[row["capturable"]]
-            parts.append(
-                f"| {row['peer']} | {row['ms_per_evaluation']:.2f} ± {spread:.1f} % "
-                f"| {_ratio(row['speedup_over_eager'])} | {row['computed_share']:.0%} | {row['hooks_attached']} "
-                f"| {graph} |"
-            )
-        parts.append("")
-    return "\n".join(parts)
-
-
 def _rows(known: Mapping[str, Any], case: str) -> list[dict[str, Any]]:
     return [row for row in known["rows"] if row["case"] == case]
 

@@ -10,7 +10,7 @@ import torch
 from tenuto.models import architecture
 from tenuto.models.dit import DiTConfig
 from tenuto_lab.speed.ladder import PERIODS, ladder, measure, scattered_lifetimes, timed_network, where_time_goes
-from tenuto_lab.speed.ladder_report import headlines, ladder_picture, ladder_tables, peers_tables
+from tenuto_lab.speed.ladder_report import headlines, ladder_picture, ladder_tables
 from tests.conftest import TINY, random_dit
 
 CONFIG = DiTConfig(**cast(dict[str, Any], TINY))
@@ -82,11 +82,3 @@ def test_tables_and_picture_show_every_row(subject: Any, tmp_path: Path) -> None
     rows.insert(0, {**rows[0], "mode": "eager"})
     rows[-1] |= {"mode": "jagged + compiled", "schedule": "refresh 8"}
     assert re.search(r"\| toy, batch 2 \|.*\| 3\.0× \|", headlines(known, {"dit": 3.0}))
-
-
-def test_a_peer_that_does_not_run_keeps_its_line() -> None:
-    row = {"peer": "theirs", "network": "net", "setting": "s", "ms_per_evaluation": None, "why": "ImportError: no"}
-    made = {"command": "c", "commit": "abc", "torch": "2", "diffusers": "0", "hardware": "h", "date": "d", "peers": {}}
-    assert "| theirs | does not run: ImportError: no |" in peers_tables(
-        {"provenance": {row["network"]: made}, "rows": [row]}
-    )

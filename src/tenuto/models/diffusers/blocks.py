@@ -262,9 +262,10 @@ def leave_forward(
 @function_of_many_shapes
 def leave(transformer: Any, x: Tensor, image: Tensor) -> Tensor:
     size = image.shape[2:]
-    # The picture is the first operand, so that the sum takes the picture's memory layout, not the tokens'.
+    # The first operand decides over the memory layout of the sum, which must be diffusers', also with channels last.
     if transformer.use_linear_projection:
-        return image + transformer.proj_out(x).unflatten(1, size).permute(0, 3, 1, 2)
+        x = transformer.proj_out(x).unflatten(1, size).permute(0, 3, 1, 2)
+        return image + x if image.is_contiguous() else x.contiguous() + image
     x = x.unflatten(1, size).permute(0, 3, 1, 2)
     return image + transformer.proj_out(x if image.stride(1) == 1 else x.contiguous())
 
