@@ -54,7 +54,7 @@ def graph() -> dict[str, Any]:
         node(1, "TenutoTinyModel", (40, 160), (240, 140), inputs=[], outputs=model, widgets_values=[4]),
         node(2, "Tenuto", (340, 60), (330, 190), inputs=[takes("model", "MODEL", 1)],
              outputs=[gives("MODEL", "MODEL", 5)],
-             widgets_values=[0.3, 0]),
+             widgets_values=[0.3, 0, 0]),
         node(3, "KSampler", (720, 100), (300, 270), inputs=sampler, outputs=[gives("LATENT", "LATENT", 6)],
              widgets_values=[5, "fixed", 30, 3.0, "dpmpp_2m", "karras", 1.0]),
         node(4, "TenutoLatentAsPicture", (1070, 100), (220, 60), inputs=[takes("samples", "LATENT", 6)],

@@ -9,6 +9,7 @@ at a threshold of 0.9. The last evaluation of a block writes what is left of the
 """
 
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -24,11 +25,15 @@ from torch import Tensor
 
 from benchmarks.places import results_of
 from tenuto.files import read_json, write_json, write_text
-from tenuto.models import attention as attending
+from tenuto.models import cached_step
+from tenuto.models.kernel_settings import milliseconds
 from tenuto.models.language import LanguageNetwork
+from tenuto.models.language_block import rotary_angles
 from tenuto.models.llada import LLaDA, LLaDAConfig, units
 from tenuto.provenance import origin, provenance
+from tenuto.runtime.compilation import function_of_many_shapes
 from tenuto.runtime.executor import Executor
+from tenuto.runtime.keys import Keys
 from tenuto.sampling import parallel
 from tenuto.sampling.masked import MaskedSampling, write_tokens
 from tenuto.scheduling.rewrite import rewrite
@@ -42,7 +47,10 @@ BLOCK = 32
 FULL = replace(LLaDAConfig(), max_sequence_length=8192)
 SMALL = LLaDAConfig(32, 2, 4, 4, 48, 200, 200, 512, mask_token_id=0, eos_token_id=1)
 # (batch, prompt, length), the headline first.
-POINTS = tuple((batch, prompt, length) for length in (256, 512) for prompt in (512, 4096) for batch in (1, 8, 32))
+POINTS = (
+    *((1, 512, 256), (32, 512, 256), (8, 512, 256), (1, 4096, 256), (8, 4096, 256), (32, 4096, 256)),
+    *((batch, prompt, 512) for prompt in (512, 4096) for batch in (1, 8, 32)),
+)
 EAGER = 2  # evaluations that are timed of eager inference; all of them are alike
 RIVALS = ((1, 512, 256), (8, 512, 256), (1, 4096, 256))  # where Fast-dLLM's loop is run
 NEVER = 10**6  # a period that never comes back
@@ -51,26 +59,32 @@ NEVER = 10**6  # a period that never comes back
 class Replay:
     """Writes the surest tokens, RATE of them on average, instead of those that a network is sure of."""
 
-    def __init__(self, rate: float = RATE) -> None:
-        self.rate, self.step = rate, 0
-
-    def count(self) -> int:
-        self.step += 1
-        return round(self.rate * self.step) - round(self.rate * (self.step - 1))
+    def __init__(self, device: torch.device, rate: float = RATE) -> None:
+        steps = range(1, 10_000)
+        self.counts = torch.tensor([round(rate * i) - round(rate * (i - 1)) for i in steps], device=device)
+        self.step = -1
 
     def accepted(self, confidence: Tensor, likely: Tensor, masked: Tensor, sampling: MaskedSampling) -> Tensor:
         """In place of `tenuto.sampling.guesses.accepted`."""
         return self(confidence, masked)
 
     def __call__(self, confidence: Tensor, masked: Tensor) -> Tensor:
-        order = confidence.masked_fill(~masked, -torch.inf).argsort(dim=1, descending=True, stable=True)
-        chosen = order[:, : self.count()]
-        return torch.zeros_like(masked).scatter_(1, chosen, True) & masked
+        self.step += 1
+        return surest(confidence, masked, self.counts[self.step])
+
+
+@function_of_many_shapes
+def surest(confidence: Tensor, masked: Tensor, count: Tensor) -> Tensor:
+    """As many kernels as the rule that it replaces."""
+    sure = confidence.masked_fill(~masked, -torch.inf)
+    place = torch.arange(sure.shape[1], device=sure.device)
+    ahead = (sure[:, None, :] > sure[:, :, None]) | ((sure[:, None, :] == sure[:, :, None]) & (place < place[:, None]))
+    return (ahead.sum(2) < count) & masked
 
 
 @contextmanager
-def replayed() -> Iterator[None]:
-    with mock.patch.object(parallel, "accepted", Replay().accepted):
+def replayed(device: torch.device) -> Iterator[None]:
+    with mock.patch.object(parallel, "accepted", Replay(device).accepted):
         yield
 
 
@@ -105,7 +119,7 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def prompts_of(batch: int, width: int, config: LLaDAConfig) -> list[list[int]]:
+def prompts_of(batch: int, width: int, config: Any) -> list[list[int]]:
     drawn = torch.randint(2, config.vocab_size - 2, (batch, width), generator=torch.Generator().manual_seed(1))
     allowed = drawn.masked_fill_((drawn == config.mask_token_id) | (drawn == config.eos_token_id), 2)
     return [[int(token) for token in row] for row in allowed]
@@ -123,7 +137,7 @@ def ours(
 
     def generate() -> None:
         begins.clear()
-        with replayed():
+        with replayed(device):
             for _ in write_tokens(executor, prompts, sampling=sampling, batch=len(prompts), pad_to=pad_to):
                 begins.append(_mark(device))
 
@@ -178,10 +192,11 @@ def rival(
     everywhere = len(prompts) == 1  # as published; with more rows the logits of all positions would not fit
 
     def generate() -> fast_dllm.Outcome:
-        return fast_dllm.write(network, given, length, min(BLOCK, length), Replay(), dual, everywhere)
+        return fast_dllm.write(network, given, length, min(BLOCK, length), Replay(device), dual, everywhere)
 
     found: list[fast_dllm.Outcome] = []
-    taken = seconds(lambda: found.append(generate()), device)
+    with mock.patch.object(cached_step, "BY_KERNELS", False):  # torch's kernels, as in its own code
+        taken = seconds(lambda: found.append(generate()), device)
     return {
         "seconds": taken,
         "tokens_per_second": len(prompts) * length / taken,
@@ -226,7 +241,7 @@ def kernels(executor: Executor, prompts: list[list[int]], length: int, steps: in
     from torch.profiler import ProfilerActivity, profile
 
     sampling = MaskedSampling(length, length, BLOCK, stop_at_eos=False, parallel=0.9)
-    with replayed():
+    with replayed(torch.device("cuda")):
         stream = write_tokens(executor, prompts, sampling=sampling, batch=len(prompts))
         for _ in range(4):
             next(stream)
@@ -266,11 +281,12 @@ def measure(
     record["limits"] = limits(network, device)
     print(record["limits"], flush=True)
     if device.type == "cuda":
-        record["attention_in_parts"] = checked_parts(network)
-    for point in points:
+        record["kernels"] = checked_kernels(network, device)
+        print(record["kernels"], flush=True)
+    for point, further in [(point, further) for further in (False, True) for point in points]:
         name = "x".join(map(str, point))
         done: dict[str, Any] = record["points"].setdefault(name, {})
-        for way, work in ways(network, config, point, device).items():
+        for way, work in ways(network, config, point, device, further).items():
             late = time.perf_counter() - began > most
             if way in done or late or only not in (None, way):
                 continue
@@ -291,61 +307,103 @@ def measure(
     return record
 
 
-def checked_parts(network: LanguageNetwork) -> str:
-    """Whether attention in parts gives on this GPU what attention gives; if it does not, it is switched off."""
-    config, worst = network.config, 0.0
+@torch.inference_mode()
+def checked_kernels(network: LanguageNetwork, device: torch.device) -> dict[str, Any]:
+    """How far a block step by our kernels is from one by plain functions, and how long each setting takes.
+
+    If the kernels do not run, or are wrong, they are switched off.
+    """
+    config, blocks = network.config, list(network.parts()[1])
+    tokens = torch.tensor(prompts_of(1, 700, config), device=device)
+    rows = torch.arange(600, 600 + BLOCK, device=device)[None]
+    found, keys = [], Keys()
     try:
-        for padding in (0, 300, 3000):
-            q, k, v = (
-                torch.randn(1, config.n_heads, n, config.head_dim, device="cuda", dtype=torch.bfloat16)
-                for n in (32, 4352, 4352)
-            )
-            mask = torch.arange(4352, device="cuda")[None, None, None] >= padding
-            found = attending.attention(q, k, v, mask).float()
-            exact = torch.nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=mask)
-            worst = max(worst, float((found - exact).norm() / exact.norm()))
-        if worst < 0.02:
-            return f"relative error {worst:.1e}, {attending.parts_for(q, k)} parts"
-        why = f"relative error {worst:.1e}"
+        for on in (False, True):
+            with mock.patch.object(cached_step, "BY_KERNELS", on):
+                whole = network(tokens, memory=(keys, None), positions=rows).float()
+                found.append((whole, network(tokens, memory=(keys, rows)).float()))
+        error = max(float((b - a).norm() / a.norm()) for a, b in zip(*found, strict=True))
+        cosines, sines = (one[0, 0] for one in rotary_angles(rows, config.head_dim, config.rope_theta))
+        h = network.parts()[0](tokens.gather(1, rows))
+        step = cached_step.Step(h.shape, (cosines, sines), keys, None, rows, tokens.shape[1])
+        record: dict[str, Any] = {"relative_error": error}
+        names = ("rotary", "swiglu", "attn_out", "ff_out")
+        for name, (settings, run) in zip(names, cached_step.tried_products(h[0], blocks, step), strict=True):
+            tried = {str(one): _tried(run, one, len(blocks)) for one in settings}
+            record[name] = dict(sorted(tried.items(), key=lambda pair: pair[1] or 1e9))
+        for name, (microseconds, bytes_read) in cublas(blocks, len(rows[0])).items():
+            record[f"{name} by torch"] = microseconds
+            record[f"{name} bytes"] = bytes_read
+        if error < 0.08:
+            return record
+        why = f"relative error {error:.1e}"
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"[:300]
-    attending.DIVIDED = False
-    return f"switched off: {why}"
+        why = f"{type(error).__name__}: {error}\n{traceback.format_exc()[-1500:]}"
+    cached_step.BY_KERNELS = False
+    return {"switched off": why}
+
+
+def _tried(run: Any, setting: Any, examples: int) -> float | None:
+    """Microseconds of one call; None if it does not run."""
+    try:
+        return 1000 * milliseconds(run, setting, examples) / examples
+    except Exception:
+        return None
+
+
+def cublas(blocks: list[Any], tokens: int) -> dict[str, tuple[float, int]]:
+    """Microseconds of the same matrix products by torch, and the bytes of each matrix."""
+    found = {}
+    first = blocks[0]
+    matrices = {
+        "rotary": lambda one: one.qkv,
+        "swiglu": lambda one: one.gate_up,
+        "attn_out": lambda one: one.attn_out.weight,
+        "ff_out": lambda one: one.ff_out.weight,
+    }
+    for name, of in matrices.items():
+        weight = of(first)
+        x = torch.zeros(tokens, weight.shape[1], dtype=weight.dtype, device=weight.device)
+
+        def run(setting: Any, i: int, x: Tensor = x, of: Any = of) -> None:
+            torch.nn.functional.linear(x, of(blocks[i]))
+
+        found[name] = (1000 * milliseconds(run, None, len(blocks)) / len(blocks), weight.nbytes)  # type: ignore[arg-type]
+    return found
 
 
 def ways(
-    network: LanguageNetwork, config: LLaDAConfig, point: tuple[int, int, int], device: torch.device
+    network: LanguageNetwork, config: LLaDAConfig, point: tuple[int, int, int], device: torch.device, further: bool
 ) -> dict[str, Callable[[], dict[str, Any]]]:
+    """What is measured at a point: first ours beside eager inference, and when all points have that, the others."""
     batch, width, length = point
     prompts = prompts_of(batch, width, config)
     headline = point in (POINTS[0], (1, 4096, 256)) or device.type != "cuda"
 
-    def run(every: int, compiled: bool, divided: bool = True, pad_to: int = 1) -> dict[str, Any]:
-        with mock.patch.object(attending, "DIVIDED", attending.DIVIDED and divided):
+    def run(every: int, compiled: bool, kernels_too: bool = True, pad_to: int = 1) -> dict[str, Any]:
+        with mock.patch.object(cached_step, "BY_KERNELS", cached_step.BY_KERNELS and kernels_too):
             executor = Executor(network, schedule_for(config, length, every), compiled=compiled)
             started = time.perf_counter()
             ours(executor, prompts, length, device, pad_to)  # records the graphs
             preparing = time.perf_counter() - started
             found = {**ours(executor, prompts, length, device, pad_to), "preparing_seconds": preparing}
-            if headline and compiled and device.type == "cuda":
+            if (headline or point == (32, 512, 256)) and compiled and device.type == "cuda":
                 with suppress(Exception):
                     found["kernels"] = kernels(executor, prompts, length)
             executor.release()
         return found
 
-    found: dict[str, Callable[[], dict[str, Any]]] = {
-        "tenuto": lambda: run(NEVER, True),
-        "eager": lambda: eager(network, prompts, length, device),
-    }
-    if headline:
-        found["tenuto, everything computed every 32 evaluations"] = lambda: run(32, True)
-        found["tenuto, with a mask for padding"] = lambda: run(NEVER, True, pad_to=64)
-        found["tenuto, not compiled"] = lambda: run(NEVER, False)
-    if headline and width > 2048:
-        found["tenuto, with a mask, keys not divided"] = lambda: run(NEVER, True, False, pad_to=64)
+    if not further:
+        return {"tenuto": lambda: run(NEVER, True), "eager": lambda: eager(network, prompts, length, device)}
+    found: dict[str, Callable[[], dict[str, Any]]] = {}
     if point in RIVALS or device.type != "cuda":
         found["Fast-dLLM, dual cache"] = lambda: rival(network, prompts, length, device, dual=True)
         found["Fast-dLLM, prefix cache"] = lambda: rival(network, prompts, length, device, dual=False)
+    if headline:
+        found["tenuto, everything computed every 32 evaluations"] = lambda: run(32, True)
+        found["tenuto, with a mask for padding"] = lambda: run(NEVER, True, pad_to=64)
+        found["tenuto, torch's kernels compiled"] = lambda: run(NEVER, True, False)
+        found["tenuto, not compiled"] = lambda: run(NEVER, False)
     return found
 
 

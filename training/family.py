@@ -2,12 +2,16 @@
 
     python -m training.family --size base --seconds 290 --vae family/vae --out family/base
     python -m training.family --size base --seconds 290 --vae family/vae --start family/base --out family/base-longer
+    python -m training.family --size large --seconds 450 --early 0.33 --vae family/vae --out family/large
 
 The first command made weights/natural-dit. The other sizes are trained in the same way, `small` in 70 seconds.
 
 Latents have 16×16 places and the patches 2×2, so there are 64 tokens (training.train_vae says why latents). All
 latents, of the pictures and of their mirror images, are computed once and stay on the GPU. What is written is a
 checkpoint that `tenuto.load` reads, with the autoencoder in its folder `vae`, as diffusers lays pipelines out.
+
+--early also writes the averaged weights as they were after that share of the time, when the learning rate had not
+fallen yet, to a folder beside --out whose name ends in -early.
 
 --start goes on from the averaged weights of an earlier training and keeps its record. The optimiser's state does not
 travel; therefore the learning rate warms up again.
@@ -28,6 +32,7 @@ from torch import Tensor, nn
 
 from tenuto.errors import UsageError
 from tenuto.files import read_json, replacing, write_json, write_text
+from tenuto.models import OWN_FIELDS
 from tenuto.models.dit import DiT, DiTConfig
 from tenuto.scoring.checkpoint import open_checkpoint
 from tenuto.showing.images import grid, save_image
@@ -208,7 +213,9 @@ def save(
     extra: dict[str, Any],
     before: dict[str, Any] | None = None,
 ) -> None:
-    write_json(out / "config.json", {"model_type": "dit", **asdict(config), "labels": list(names)})
+    write_json(
+        out / "config.json", {"model_type": "dit", **asdict(config), "labels": list(names), "guidance": GUIDANCE}
+    )
     save_weights(out, trained.state, dtype=torch.float16)
     write_json(out / "scheduler" / "scheduler_config.json", goal.scheduler)
     if (out / "vae").resolve() != vae.resolve():
@@ -230,13 +237,19 @@ def family_card(directory: Path) -> str:
         if record["objective"] == "noise"
         else "It predicts the velocity ε − x of flow matching; the timestep is 1000 times the share of noise."
     )
+    kept = (
+        f"It is a training of {record['settings']['seconds']:.0f} s as it was after {record['settings']['early']:.0%} "
+        "of that time, when its learning rate had not fallen yet.\n"
+        if record.get("is_early")
+        else ""
+    )
     evaluation = directory / "evaluation.json"
     return f"""# {directory.name}
 
 A class-conditional latent diffusion transformer ({record["parameters"] / 1e6:.1f} million parameters) that draws
 {SIZE}×{SIZE} pictures of {len(names)} kinds of things. It works on 16×16 latents of the autoencoder in `vae`, in
 patches of 2×2: 64 tokens. {goal}
-Weights are the training's moving average, stored in float16.
+Weights are the training's moving average, stored in float16. {kept}
 
 | config.json | |
 |---|---|
@@ -293,6 +306,25 @@ The same real pictures, encoded and decoded by the autoencoder: class accuracy {
 """
 
 
+def quantised_section(record: dict[str, Any]) -> str:
+    """From the quantised.json that training.quantise wrote."""
+    made, (mean, low, high, least), (before, after) = record["provenance"], record["psnr"], record["bytes"]
+    judged = ""
+    if "right" in record:
+        judged = (
+            f" The judge sees the wanted class in {record['right'][0]} pictures with float16 and in "
+            f"{record['right'][1]} with 8 bits, and decides alike in {record['agree']} of {record['samples']}."
+        )
+    return f"""## Stored in 8 bits
+
+The matrices of the blocks are stored as int8 with a float16 scale for each row, everything else as float16:
+{after / 1e6:.1f} MB in place of {before / 1e6:.1f} MB. Loading multiplies them out. {record["samples"]} pictures at
+guidance {record["guidance"]:g}, drawn from the same noise with the float16 weights and with these, agree to
+{mean:.1f} dB [{low:.1f}, {high:.1f}], the least alike to {least:.1f} dB.{judged}
+By `{made["command"]}` at commit {made["commit"]} on {made["hardware"]}.
+"""
+
+
 def show(network: nn.Module, config: DiTConfig, goal: Objective, autoencoder: Autoencoder, path: Path) -> None:
     """8×8 samples, of classes spread over all."""
     device = next(network.parameters()).device
@@ -306,7 +338,7 @@ def start_from(directory: Path) -> tuple[dict[str, Tensor], DiTConfig, dict[str,
     checkpoint = open_checkpoint(directory)
     state = {key: checkpoint.read(key).float() for key in checkpoint.shapes}
     values = read_json(directory / "config.json", "DiT config")
-    config = DiTConfig(**{key: value for key, value in values.items() if key not in ("model_type", "labels")})
+    config = DiTConfig(**{key: value for key, value in values.items() if key not in OWN_FIELDS})
     return state, config, read_json(directory / "loss.json", "training record")
 
 
@@ -332,28 +364,36 @@ def main(
     seed: Seed = 0,
     compile: Compile = True,
     max_steps: MaxSteps = None,
+    early: Annotated[
+        float | None, typer.Option(min=0.01, max=0.99, help="Write the weights after this share of the time, too.")
+    ] = None,
 ) -> None:
     """Train a DiT on the latents of Tiny-ImageNet. Ctrl-C ends the training early and saves what it has."""
     if size not in SIZES or objective_name not in ("noise", "flow"):
         raise UsageError(f"--size is one of {', '.join(SIZES)}, and --objective is noise or flow.")
-    shape, place = SIZES[size], torch.device(device)
-    goal = objective("noise" if objective_name == "noise" else "flow", place)
+    shape, where = SIZES[size], torch.device(device)
+    goal = objective("noise" if objective_name == "noise" else "flow", where)
     settings = Settings(seconds, batch or shape.batch, lr or shape.lr, ema, seed, compile, max_steps)
-    settings = replace(settings, betas=(0.9, 0.95), weight_decay=0.0)
+    settings = replace(settings, betas=(0.9, 0.95), weight_decay=0.0, early=early)
     autoencoder, names = load_autoencoder(vae), read_json(data / "classes.json", "list of classes")["names"]
     config = shape.config(autoencoder.config.latent_channels, autoencoder.config.latent_size, len(names))
     state, before = None, None
     if start is not None:
         state, found, before = start_from(start)
         check_start(found, config, before, goal.name)
-    latents = stored_latents(vae, data, place)
+    latents = stored_latents(vae, data, where)
     network, trained = train_family(latents, config, goal, settings, state)
-    extra = {"held_out_loss": held_out_loss(network, latents, goal), "vae": hash_of((vae / WEIGHTS).read_bytes())}
-    save(out, trained, config, names, goal, settings, vae, len(latents.mean) // 2, extra, before)
     pace = trained.steps * settings.batch / trained.seconds
-    print(f"held-out loss {extra['held_out_loss']:.5f}, {pace:,.0f} latents/s", flush=True)
-    show(network, config, goal, autoencoder, out / "samples.png")
-    write_text(out / "README.md", family_card(out))
+    for one, place in ((trained, out), (trained.early, out.with_name(f"{out.name}-early"))):
+        if one is None:
+            continue
+        network.load_state_dict(one.state)
+        extra = {"held_out_loss": held_out_loss(network, latents, goal), "vae": hash_of((vae / WEIGHTS).read_bytes())}
+        extra |= {"is_early": one is not trained}
+        save(place, one, config, names, goal, settings, vae, len(latents.mean) // 2, extra, before)
+        print(f"{place}: held-out loss {extra['held_out_loss']:.5f}, {pace:,.0f} latents/s", flush=True)
+        show(network, config, goal, autoencoder, place / "samples.png")
+        write_text(place / "README.md", family_card(place))
 
 
 if __name__ == "__main__":

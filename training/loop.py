@@ -8,7 +8,7 @@ import math
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,6 +52,7 @@ class Settings:
     max_steps: int | None = None
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.02
+    early: float | None = None  # share of the budget after which the averaged weights are kept, too
 
 
 @dataclass
@@ -65,6 +66,7 @@ class Trained:
     interrupted: bool = False
     diverged_at: int | None = None  # the step at which the loss was no longer a number; `steps` made the weights kept
     history: list[tuple[int, float, float]] = field(default_factory=list)  # (step, seconds, mean loss since the last)
+    early: "Trained | None" = None  # the run as it was when the share Settings.early of its budget was spent
 
     @property
     def final_loss(self) -> float | None:
@@ -147,6 +149,13 @@ def train(
                 done = max(done, result.steps / settings.max_steps)
             if done >= 1:
                 break
+            if settings.early is not None and result.early is None and result.steps and done >= settings.early:
+                if counted:
+                    read()
+                if result.diverged_at is not None:
+                    break
+                state = {key: value.clone() for key, value in averaged().items()}
+                result.early = replace(result, state=state, history=list(result.history))
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr * rate_at(done)
             total += backward(forward)
@@ -207,11 +216,16 @@ def save_weights(
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     """The weights in 16 bits: one file if it is small, else shards and their index."""
+    save_shards(out, {key: value.detach().to(dtype) for key, value in state.items()}, pattern)
+
+
+def save_shards(out: Path, state: dict[str, Tensor], pattern: str, most: int = SHARD_BYTES) -> None:
+    """The tensors as they are: one file if it is small, else shards and their index."""
     for stale in out.glob(pattern.format(suffix="*")):  # an earlier run's would be read as part of this checkpoint
         stale.unlink()
-    stored = {key: value.detach().to("cpu", dtype).contiguous() for key, value in state.items()}
+    stored = {key: value.cpu().contiguous() for key, value in state.items()}
     out.mkdir(parents=True, exist_ok=True)
-    save_torch_state_dict(stored, out, filename_pattern=pattern, max_shard_size=SHARD_BYTES)
+    save_torch_state_dict(stored, out, filename_pattern=pattern, max_shard_size=most)
     for written in out.glob(pattern.format(suffix="*")):
         written.chmod(0o644)  # the library makes them private
 

@@ -39,14 +39,14 @@ from training.reasoning_tasks import TASKS, problems
 
 DEFAULT_PATH = Path("data/reasoning.npz")
 VOCABULARY = 2048
-CONTEXT = 512
+CONTEXT = 1024
 BOOK_LETTERS = 24_000_000
 LINES = (3, 60)  # of a Python function that is taken
 SOURCES = ("books", "code", "stories")
 SAMPLES = 1500  # problems of each task that the tokenizer learns from
-HIDDEN, ASKED = 3, 1  # codes in a needle problem, and how many of them are asked for
-NEEDLE_LEVELS = (128, 256, 384, 504)  # tokens of the whole problem, at most
-ROOM = 72  # tokens of a needle problem that are no filler, at most
+HIDDEN, ASKED = 6, 2  # codes in a needle problem, and how many of them are asked for
+NEEDLE_LEVELS = (256, 512, 768, 1016)  # tokens of the whole problem, at most
+ROOM = 128  # tokens of a needle problem that are no filler, at most
 CODES = "\nQuestion: what is the code of {}? Answer:"
 
 

@@ -1,4 +1,4 @@
-"""Trains a LLaDA of 16 million parameters on made-up reasoning and some books and code, for a given time.
+"""Trains a LLaDA of 31 million parameters on made-up reasoning and some books and code, for a given time.
 
 A batch has three parts of as many tokens each, one of short rows, one of long rows and one in between. All layers but
 attention see a part as one long list of tokens, so each is compiled once for rows of every length. There is no
@@ -53,11 +53,11 @@ from training.recorded import Recorded
 from training.train_llada import parse_config, write_config
 
 SHIPPED = LLaDAConfig(
-    d_model=384,
-    n_layers=8,
-    n_heads=6,
-    n_kv_heads=6,
-    mlp_hidden_size=1024,
+    d_model=512,
+    n_layers=9,
+    n_heads=8,
+    n_kv_heads=8,
+    mlp_hidden_size=1408,
     vocab_size=VOCABULARY,
     embedding_size=VOCABULARY,
     max_sequence_length=CONTEXT,
@@ -68,9 +68,9 @@ SHIPPED = LLaDAConfig(
 )
 # The lengths of a batch's three parts, of which each batch takes one. A network that has seen one length only takes the
 # distance to the end for a clue. PART tokens hold a whole number of rows of every length.
-LENGTHS = ((48, 64), (96, 128), (192, 256, 512))
+LENGTHS = ((48, 64), (96, 128), (192, 256, 512, 1024))
 PART = 15_360
-SMALLEST_PART = 1536
+SMALLEST_PART = 3072
 TEXT_SHARES = (0.02, 0.04, 0.15)  # of the rows of each part
 SOURCE_SHARES = {"books": 0.7, "code": 0.2, "stories": 0.1}  # of the text rows
 PROBLEMS = 100_000  # made up for each task before the training

@@ -94,7 +94,9 @@ def main(
     workers: Annotated[int, typer.Option(help="processes")] = 1,
     seconds: Annotated[float, typer.Option(help="time limit for one pipeline")] = 180,
     again: Annotated[bool, typer.Option(help="try again what an interrupted run has tried")] = False,
-    retry: Annotated[bool, typer.Option(help="take over from the result what works, and try the rest again")] = False,
+    retry: Annotated[
+        bool, typer.Option(help="take over from the result what works, and try the rest again, or what `only` names")
+    ] = False,
     out: Annotated[Path, typer.Option(help="where the result goes")] = RESULTS,
 ) -> None:
     lines = out.with_suffix(".partial.jsonl")
@@ -102,9 +104,11 @@ def main(
     if again:
         lines.unlink(missing_ok=True)
     done = {one["key"]: one for one in map(json.loads, lines.read_text().splitlines())} if lines.exists() else {}
+    made = provenance("cpu", checkout=_commit(checkout))
     if retry:
-        kept = [row for row in read_json(out, "result")["pipelines"] if row["verdict"] in ("works", "in full")]
-        done |= {row["key"]: row for row in kept}
+        before = read_json(out, "result")
+        done |= {row["key"]: row for row in taken_over(before["pipelines"], only)}
+        made = {**before["provenance"], "again": made}
     first = Worker(checkout.resolve())
     found = first.start()
     cases = found["cases"]
@@ -139,10 +143,16 @@ def main(
         thread.start()
     for thread in threads:
         thread.join()
-    if only is None:
-        made = provenance("cpu", checkout=_commit(checkout))
+    if only is None or retry:
         written(out, made, list(done.values()), found["failed"])
         lines.unlink(missing_ok=True)
+
+
+def taken_over(rows: list[dict[str, Any]], again: list[str] | None) -> list[dict[str, Any]]:
+    """The rows that stay as they are: those that `again` does not name, or, without names, those that worked."""
+    if again is None:
+        return [row for row in rows if row["verdict"] in ("works", "in full")]
+    return [row for row in rows if row["pipeline"] not in again]
 
 
 def _commit(checkout: Path) -> str:

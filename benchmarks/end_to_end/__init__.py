@@ -6,6 +6,7 @@
 configs    the published shapes of every network of every pipeline, and miniatures of them
 building   a pipeline with random weights, made on the device
 ways       what is done to a pipeline before it draws: nothing, torch.compile, Tenuto, a peer
+planning   which rows, in which order, and how long each will take
 measuring  one row: seconds, evaluations, memory, and what would be ideal
 report     the table
 """

@@ -3,88 +3,26 @@
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 
 from benchmarks.end_to_end.building import CASES, Built, Case, build, free
-from benchmarks.end_to_end.measuring import WARM_UP, Row, measure, reason
-from benchmarks.end_to_end.report import tables
-from benchmarks.end_to_end.ways import BASE, COMPILED, Plan, Way, ways
+from benchmarks.end_to_end.measuring import Row, measure, reason
+from benchmarks.end_to_end.planning import Book, expected, in_order, least_seconds, plan_for
+from benchmarks.end_to_end.ways import BASE, COMPILED, TURNS, Way
 from benchmarks.places import results_of, use_packages
 from tenuto.errors import UsageError
-from tenuto.files import read_json, write_json, write_text
 from tenuto.provenance import provenance
 
 RESULTS = results_of("end_to_end")
-COMPILE_SECONDS = 35.0  # expected for the blocks of one pipeline
 NAMES = ", ".join(case.name for case in CASES)
-
-
-class Book:
-    """The rows that are known, and the file that holds them."""
-
-    def __init__(self, out: Path, origin: dict[str, Any]) -> None:
-        self._out, self._origin = out, origin
-        self.known: dict[str, Any] = {"provenance": {}, "rows": []}
-        if out.exists():
-            self.known = read_json(out, "end to end")
-
-    def find(self, case: str, way: str) -> Row | None:
-        rows = [row for row in self.known["rows"] if (row["case"], row["way"]) == (case, way)]
-        return Row(**rows[0]) if rows else None
-
-    def add(self, row: Row) -> None:
-        rows = self.known["rows"]
-        values = {key: round(value, 6) if isinstance(value, float) else value for key, value in asdict(row).items()}
-        places = [place for place, one in enumerate(rows) if (one["case"], one["way"]) == (row.case, row.way)]
-        if places:
-            rows[places[0]] = values
-        else:
-            rows.append(values)
-        order = [case.name for case in CASES]
-        rows.sort(key=lambda one: order.index(one["case"]))
-        self.known["provenance"][row.case] = self._origin
-        self.write()
-
-    def write(self) -> None:
-        write_json(self._out, self.known)
-        write_text(self._out.with_suffix(".md"), tables(self.known))
-
-
-def plan_for(case: Case, way: Way, steps: int, book: Book, tiny: bool) -> Plan:
-    """A peer computes the steps that Tenuto computed with as many evaluations, if its row is known."""
-    count = way.evaluations(steps)
-    ours = book.find(case.name, f"Tenuto {way.share:.0%}")
-    if way.kind == "peer" and ours is not None and ours.steps == steps and ours.computed_steps:
-        return Plan(steps, tuple(ours.computed_steps), tiny)
-    return Plan(steps, tuple(round(i * (steps - 1) / max(1, count - 1)) for i in range(count)), tiny)
-
-
-def expected_seconds(case: Case, way: Way, plan: Plan, base: Row | None, repeats: int, compiles: bool) -> float:
-    """What a row will take, compiling included."""
-    step, rest = case.step_seconds, case.rest_seconds
-    if base is not None and base.seconds is not None and base.denoiser_seconds and base.evaluations:
-        step, rest = base.denoiser_seconds / base.evaluations, base.seconds - base.denoiser_seconds
-    first = min(WARM_UP, plan.steps) if way.kind == "base" else plan.evaluations
-    pictures = (repeats * plan.evaluations + first) * step + (repeats + 1) * rest
-    return 1.1 * pictures + (COMPILE_SECONDS if compiles else 0.0)
-
-
-def in_order(cases: list[Case], peers: list[str], compiled: list[str], shares: list[float]) -> list[tuple[Case, Way]]:
-    """The rows of cases that share a pipeline: compiled ones last, because what was compiled stays compiled."""
-    found = [
-        (case, way)
-        for case in cases
-        for way in ways(shares if case.name in peers else [], with_compiled=case.name in compiled)
-    ]
-    return sorted(found, key=lambda one: one[1].compiled)
+ONE_OF_EACH = [case.name for case in CASES if case.name != "flux-50"]
 
 
 def chosen(names: list[str] | None, default: list[str]) -> list[str]:
@@ -101,13 +39,13 @@ def main(
     packages: Annotated[Path | None, typer.Option(help="Directory with the package cache_dit.")] = None,
     only: Annotated[list[str] | None, typer.Option(help=f"Cases: {NAMES}.")] = None,
     peers: Annotated[
-        list[str] | None, typer.Option(help="Cases with peers; by default flux-28, sdxl; or none.")
+        list[str] | None, typer.Option(help="Cases with peers; by default all but flux-50; or none.")
     ] = None,
     peer_share: Annotated[list[float] | None, typer.Option(help="Shares that peers compute; by default 0.25.")] = None,
     compiled: Annotated[
-        list[str] | None, typer.Option(help="Cases with compiled rows; by default flux-28, sdxl; or none.")
+        list[str] | None, typer.Option(help="Cases with compiled rows; by default all, or none.")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Pictures timed after the first one.")] = 2,
+    repeats: Annotated[int, typer.Option(min=1, help="Pictures timed after the first one, if they are quick.")] = 3,
     seconds: Annotated[float, typer.Option(help="Stop before a row that would end later than this.")] = float("inf"),
     frames: Annotated[int, typer.Option(help="Of the clip that Wan draws.")] = 33,
     steps: Annotated[int | None, typer.Option(min=2, help="Steps of every case, to try the script.")] = None,
@@ -129,54 +67,52 @@ def main(
         book.write()
         return
     wanted = chosen(only, [case.name for case in CASES])
-    with_peers, with_compiled = chosen(peers, ["flux-28", "sdxl"]), chosen(compiled, ["flux-28", "sdxl"])
+    asked = chosen(peers, ONE_OF_EACH), chosen(compiled, [case.name for case in CASES]), peer_share or [0.25]
     steps = steps or (12 if tiny else None)
     where = torch.device(device)
-    dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
-    for _, group in groupby(CASES, key=lambda case: case.design.title):
-        cases = [case for case in group if case.name in wanted]
-        rows = in_order(cases, with_peers, with_compiled, peer_share or [0.25])
-        rows = [(case, way) for case, way in rows if again or book.find(case.name, way.name) is None]
-        if not rows:
-            continue
-        left = seconds - (time.perf_counter() - started)
-        if left < cases[0].design.build_seconds + 3 * cases[0].steps * cases[0].step_seconds:
-            print(f"{cases[0].design.title}: no time is left for it", flush=True)
-            continue
-        began = time.perf_counter()
-        try:
-            built = build(cases[0].design, where, dtype, tiny, frames)
-        except Exception as error:  # the other pipelines are to be measured nonetheless
-            print(f"{cases[0].design.title}: cannot be built: {reason(error)}", flush=True)
+    pipelines = [list(group) for _, group in groupby(CASES, key=lambda case: case.design.title)]
+    pipelines = [[case for case in group if case.name in wanted] for group in pipelines]
+    for turn in range(TURNS):
+        for number, cases in enumerate(pipelines):
+            rows = in_order(cases, turn, *asked)
+            rows = [(case, way) for case, way in rows if again or book.find(case.name, way.name) is None]
+            later = 0.0 if turn else sum(least_seconds(one, book, repeats) for one in pipelines[number + 1 :] if one)
+            deadline = started + seconds - later
+            if not rows:
+                continue
+            if time.perf_counter() + cases[0].design.build_seconds > deadline:
+                print(f"{cases[0].design.title}: no time is left for it", flush=True)
+                continue
+            began = time.perf_counter()
+            try:
+                dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
+                built = build(cases[0].design, where, dtype, tiny, frames)
+            except Exception as error:  # the other pipelines are to be measured nonetheless
+                print(f"{cases[0].design.title}: cannot be built: {reason(error)}", flush=True)
+                free(where)
+                continue
+            print(f"{built.design.title}: built in {time.perf_counter() - began:.1f} s", flush=True)
+            for row in measured(rows, built, book, repeats, deadline, steps, tiny):
+                book.add(row)
+                print(line(row), flush=True)
+            del built
+            torch._dynamo.reset()
             free(where)
-            continue
-        print(f"{built.design.title}: built in {time.perf_counter() - began:.1f} s", flush=True)
-        for row in measured(rows, built, book, repeats, started + seconds, steps, tiny):
-            book.add(row)
-            print(line(row), flush=True)
-        del built
-        torch._dynamo.reset()
-        free(where)
     print(f"{time.perf_counter() - started:.0f} s in all", flush=True)
 
 
 def measured(
-    rows: list[tuple[Case, Way]],
-    built: Built,
-    book: Book,
-    repeats: int,
-    deadline: float,
-    few: int | None,
-    tiny: bool,
+    rows: list[tuple[Case, Way]], built: Built, book: Book, most: int, deadline: float, few: int | None, tiny: bool
 ) -> Iterator[Row]:
     """The rows of one pipeline that fit into the time; few: the number of steps, if not the case's."""
     compiled = False
     for case, way in rows:
         base = book.find(case.name, (COMPILED if way.compiled else BASE).name)
         plan = plan_for(case, way, few or case.steps, book, tiny)
-        expected = expected_seconds(case, way, plan, base, repeats, way.compiled and not compiled)
-        if time.perf_counter() + expected > deadline:
-            print(f"{case.name} {way.name}: would take {expected:.0f} s, which are not left", flush=True)
+        price = base or book.find(case.name, BASE.name)
+        needed, repeats = expected(case, way, plan, price, most, way.compiled and not compiled)
+        if time.perf_counter() + needed > deadline:
+            print(f"{case.name} {way.name}: would take {needed:.0f} s, which are not left", flush=True)
             continue
         compiled |= way.compiled
         row = measure(case, way, built, plan, repeats, base)

@@ -34,11 +34,11 @@ class Case:
 
 
 CASES = (  # in the order of their importance
-    Case("flux-28", FLUX, 28, 0.12, 0.2),
-    Case("flux-50", FLUX, 50, 0.12, 0.2),
+    Case("flux-28", FLUX, 28, 0.175, 0.14),
+    Case("flux-50", FLUX, 50, 0.175, 0.14),
     Case("sdxl", SDXL, 50, 0.07, 0.2),
-    Case("sd3", SD3, 28, 0.09, 0.3),
-    Case("qwen", QWEN, 30, 0.35, 0.4),
+    Case("sd3", SD3, 28, 0.08, 0.25),
+    Case("qwen", QWEN, 30, 0.52, 0.4),
     Case("wan", WAN, 30, 0.35, 2.0),
 )
 

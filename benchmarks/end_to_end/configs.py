@@ -173,7 +173,7 @@ FLUX = Design(
     words={"tokenizer_2": 512},
     guided=False,
     probe=r"single_transformer_blocks\.\d+\.attn\.to_q",
-    build_seconds=12.0,
+    build_seconds=4.0,
 )
 SDXL = Design(
     "SDXL",
@@ -212,7 +212,7 @@ SDXL = Design(
     },
     {"height": 32, "width": 32},
     probe=r"up_blocks\.1\.attentions\.\d+\.transformer_blocks\.\d+\.attn1\.to_q",
-    build_seconds=6.0,
+    build_seconds=4.0,
 )
 SD3 = Design(
     "SD3.5-medium",
@@ -264,7 +264,7 @@ SD3 = Design(
     {"height": 32, "width": 32, "max_sequence_length": 64},
     words={"tokenizer_3": 256},
     probe=r"transformer_blocks\.\d+\.attn\.to_q",
-    build_seconds=9.0,
+    build_seconds=5.0,
 )
 QWEN = Design(
     "Qwen-Image",
@@ -300,7 +300,7 @@ QWEN = Design(
     {"height": 32, "width": 32},
     words={"tokenizer": 1024},
     probe=r"transformer_blocks\.\d+\.attn\.to_q",
-    build_seconds=15.0,
+    build_seconds=7.0,
 )
 WAN = Design(
     "Wan 2.1 1.3B",
@@ -334,5 +334,5 @@ WAN = Design(
     {"height": 16, "width": 16, "max_sequence_length": 64},
     words={"tokenizer": 512},
     probe=r"blocks\.\d+\.attn1\.to_q",
-    build_seconds=9.0,
+    build_seconds=5.0,
 )

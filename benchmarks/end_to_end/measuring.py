@@ -11,10 +11,10 @@ import torch
 
 from benchmarks.end_to_end.building import Built, Case, free
 from benchmarks.end_to_end.recording import Generation, Recorder
-from benchmarks.end_to_end.ways import Plan, Way
+from benchmarks.end_to_end.ways import SHARES, Plan, Way
 
 GIB = 2.0**30
-WARM_UP = 3  # steps of the first picture of a row in which everything is computed
+WARM_UP = 3  # steps of the first picture of a row, if that is enough to warm up
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Row:
     seconds: float | None = None  # of one picture; the median
     spread: float | None = None  # (slowest − fastest) / median
     repeats: int = 0
-    first_seconds: float | None = None  # of the first picture, in which things are compiled and recorded; see WARM_UP
+    first_seconds: float | None = None  # of the first picture, in which things are compiled; perhaps with few steps
     text_seconds: float | None = None
     loop_seconds: float | None = None
     vae_seconds: float | None = None
@@ -49,6 +49,11 @@ class Row:
     why: str = ""  # it did not run, or not as asked
 
 
+def warms_up_in_full(way: Way) -> bool:
+    """Peers count steps from picture to picture. Tenuto's first row loads the kernels of held steps."""
+    return way.kind == "peer" or (way.kind == "tenuto" and way.share == SHARES[0])
+
+
 def measure(case: Case, way: Way, built: Built, plan: Plan, repeats: int, base: Row | None) -> Row:
     """base: the row in which everything is computed, compiled if this one is."""
     setting = f"{built.size}, {plan.steps} steps"
@@ -63,7 +68,7 @@ def measure(case: Case, way: Way, built: Built, plan: Plan, repeats: int, base: 
         warnings.simplefilter("always")
         try:
             with way.attach(built, plan, recorder):
-                few = WARM_UP if everything else None  # the others learn at which steps they evaluate
+                few = None if warms_up_in_full(way) else WARM_UP
                 row.first_seconds = recorder.generate(way.kind != "peer", False, few).seconds
                 runs = [recorder.generate(way.kind != "peer", everything) for _ in range(repeats)]
         except Exception as error:  # a peer may fail in any way; the others are to be measured nonetheless
@@ -81,6 +86,10 @@ def measure(case: Case, way: Way, built: Built, plan: Plan, repeats: int, base: 
             torch.cuda.max_memory_allocated() / GIB,
             torch.cuda.max_memory_reserved() / GIB,
         )
+        if row.graphs:
+            row.note = "; ".join(
+                one for one in (row.note, f"{row.reserved_gib:.2f} GiB reserved with the graphs'") if one
+            )
     fill(row, runs, everything)
     compare(row, row if everything else base)
     return row

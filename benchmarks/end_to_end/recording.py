@@ -5,6 +5,7 @@ generation and its end. Evaluations are counted by a hook on a module, and as re
 runs.
 """
 
+import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,17 @@ class Generation:
     computed: tuple[int, ...]  # the steps at which the network was computed
     calls: int  # how often it was computed; with guidance in two calls, twice a step
     denoiser: float  # seconds in the network; 0.0 if that was not measured
+
+
+@contextmanager
+def tidy() -> Iterator[None]:
+    """Python collects its garbage before a picture, not at a random moment in it."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class Recorder:
@@ -75,7 +87,7 @@ class Recorder:
         """
         built = self._built
         self._clear()
-        with self._loop_announced(), self._counting(at_denoiser), self._timing(time_denoiser):
+        with tidy(), self._loop_announced(), self._counting(at_denoiser), self._timing(time_denoiser):
             if self._on_gpu:
                 torch.cuda.synchronize()
             started, first = time.perf_counter(), self._now()

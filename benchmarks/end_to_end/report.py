@@ -1,13 +1,14 @@
 """The table of the end-to-end measurements."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tenuto.provenance import origin
 
+KINDS = ("base", "tenuto", "peer")
 HEAD = (
     "| way | evaluations | seconds | ± | speed-up | ideal | of ideal | text | loop | VAE | held step "
-    "| of an evaluation | peak GiB | reserved GiB | |\n"
+    "| of an evaluation | peak GiB | over untouched | |\n"
     "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
 )
 LEGEND = """\
@@ -17,29 +18,63 @@ Seconds are medians after one picture that is not counted; ± is (slowest − fa
 the steps at which the network was computed, counted by a hook and as replays of CUDA graphs. Ideal: the \
 evaluations of the row, each as long as in the row in which everything is computed (compiled, if the row is), \
 and the rest of that row. Peers are made to compute as many steps as Tenuto, the same steps if their settings \
-can say which (not TaylorSeer's in diffusers). A row that gives a reason at its end did not run, or not as \
-asked."""
+can say which (not TaylorSeer's in diffusers). Peak GiB counts tensors; CUDA graphs keep memory beside it, \
+which the note of their row tells. A row that gives a reason at its end did not run, or not as asked."""
+
+
+def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Where a row stands in the table of its case: what was compiled last, larger shares first."""
+    way = row["way"]
+    return "compiled" in way, "again" in way, KINDS.index(row["kind"]), "graphs" in way, -row["asked"]
 
 
 def tables(known: Mapping[str, Any]) -> str:
     lines = ["# End to end\n", LEGEND]
     for case in dict.fromkeys(row["case"] for row in known["rows"]):
         rows = [row for row in known["rows"] if row["case"] == case]
-        lines.append(f"\n## {rows[0]['title']}, {rows[0]['setting']}\n\n{HEAD}")
-        lines += [line(row) for row in rows]
+        lines.append(f"\n## {rows[0]['title']}, {rows[0]['setting']}\n")
+        lines += [f"{one}\n" for one in (verdict(rows),) if one]
+        lines.append(HEAD)
+        peak = next((row["peak_gib"] for row in rows if row["way"] == "untouched"), None)
+        lines += [line(row, peak) for row in rows]
         lines.append(f"\n{origin(known['provenance'][case])}")
     return "\n".join(lines) + "\n"
 
 
-def line(row: Mapping[str, Any]) -> str:
+def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Tenuto beside the quickest and the leanest peer with as many evaluations, in words."""
+    peers = [row for row in rows if row["kind"] == "peer" and row["seconds"] is not None and not row["why"]]
+    ours = [row for row in rows if row["way"] in {f"Tenuto {peer['way'].rsplit(' ', 1)[1]}" for peer in peers}]
+    said = []
+    for row in ours:
+        rivals = [peer for peer in peers if peer["evaluations"] == row["evaluations"]]
+        if not rivals:
+            continue
+        quick = min(rivals, key=lambda peer: float(peer["seconds"]))
+        gain = quick["seconds"] / row["seconds"] - 1
+        said.append(
+            f"{row['way']}: {row['seconds']:.3f} s. The quickest peer is {quick['way']} with {quick['seconds']:.3f} s "
+            f"({abs(gain):.1%} {'more' if gain >= 0 else 'less'})."
+        )
+        if row["peak_gib"] is not None:
+            lean = min(rivals, key=lambda peer: float(peer["peak_gib"]))
+            more = 1024 * (lean["peak_gib"] - row["peak_gib"])
+            said.append(
+                f"The leanest is {lean['way']} with {abs(more):.1f} MiB {'more' if more >= 0 else 'less'} than Tenuto."
+            )
+    return " ".join(said)
+
+
+def line(row: Mapping[str, Any], untouched_gib: float | None = None) -> str:
     remarks = "; ".join(one for one in (row["why"], row["note"]) if one).replace("|", "/")
     if row["seconds"] is None:
         return f"| {row['way']} | | " + " | " * 12 + f"does not run: {remarks} |"
+    more = None if untouched_gib is None or row["peak_gib"] is None else 1024 * (row["peak_gib"] - untouched_gib)
     cells = [
         row["way"],
         f"{row['evaluations']} of {row['steps']}",
         f"{row['seconds']:.3f}",
-        f"{row['spread']:.1%}",
+        "" if row["repeats"] < 2 else f"{row['spread']:.1%}",
         shown(row["speedup"], "{:.2f}×"),
         shown(row["ideal_seconds"], "{:.3f}"),
         shown(row["ratio_to_ideal"], "{:.3f}"),
@@ -49,7 +84,7 @@ def line(row: Mapping[str, Any]) -> str:
         shown(row["held_ms"], "{:.3f} ms"),
         shown(row["held_share"], "{:.2%}"),
         shown(row["peak_gib"], "{:.2f}"),
-        shown(row["reserved_gib"], "{:.2f}"),
+        shown(more, "{:+.1f} MiB"),
         remarks,
     ]
     return f"| {' | '.join(cells)} |"

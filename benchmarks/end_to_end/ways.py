@@ -47,6 +47,7 @@ class Way:
     kind: str = "tenuto"  # or base (everything is computed), or peer
     compiled: bool = False
     note: str = ""  # what the reader of its row must know
+    turn: int = 0  # of TURNS; rows of turn 0 are measured for all pipelines before those of turn 1 are
 
     def evaluations(self, steps: int) -> int:
         return max(1, math.ceil(self.share * steps - 0.5))
@@ -217,32 +218,39 @@ def dbcache(predicting: bool) -> Attach:
     return attach
 
 
-SHARES = (0.34, 0.25, 0.15)
+TURNS = 3
+SHARES = (0.25, 0.34, 0.15)  # the one that peers are compared with first
 BASE = Way("untouched", untouched, kind="base")
-COMPILED = Way("compiled", compiled, kind="base", compiled=True)
+COMPILED = Way("compiled", compiled, kind="base", compiled=True, turn=1)
 ATTENTION_ONLY = "at a held step only the attentions are left out"
 SPARED = "at a held step the first block is computed"
 PEERS: Sequence[tuple[str, Attach, str]] = (
-    ("diffusers FirstBlockCache", first_block, SPARED),
     ("diffusers MagCache", magcache, ""),
-    ("diffusers TaylorSeer", taylorseer(lite=False), ATTENTION_ONLY),
     ("diffusers TaylorSeer, lite", taylorseer(lite=True), ""),
+    ("diffusers FirstBlockCache", first_block, SPARED),
     ("cache-dit DBCache", dbcache(predicting=False), SPARED),
     ("cache-dit DBCache, TaylorSeer", dbcache(predicting=True), SPARED),
+    ("diffusers TaylorSeer", taylorseer(lite=False), ATTENTION_ONLY),
 )
 
 
 def ways(peers: Sequence[float], with_compiled: bool) -> list[Way]:
-    """peers: the shares at which the peers are measured, too."""
+    """In the order in which they are measured. peers: the shares at which the peers are measured, too.
+
+    Graphs come late, because recording one leaves memory behind that would count in the rows after it. Compiled ways
+    are the last ones, because what was compiled stays compiled.
+    """
     found = [BASE, *(Way(f"Tenuto {share:.0%}", with_tenuto(), share) for share in SHARES)]
-    found.append(Way("Tenuto 25%, without graphs", with_tenuto("skip"), 0.25))
     for share in peers:
-        found += [Way(f"{name} {share:.0%}", attach, share, "peer", note=note) for name, attach, note in PEERS]
+        for name, attach, note in PEERS:
+            turn = 2 if note == ATTENTION_ONLY else 0
+            found.append(Way(f"{name} {share:.0%}", attach, share, "peer", note=note, turn=turn))
     if peers:
-        found.append(
-            Way("untouched, again", untouched, kind="base")
-        )  # tells whether the machine was the same all along
+        found += [
+            Way("untouched, again", untouched, kind="base", turn=2),  # was the machine the same all along?
+            Way("Tenuto 25%, with graphs", with_tenuto("jagged"), 0.25, turn=1),
+        ]
     if with_compiled:
         ours = with_tenuto(on_compiled=True)
-        found += [COMPILED, Way("Tenuto 25%, compiled", ours, 0.25, compiled=True)]
+        found += [COMPILED, *(Way(f"Tenuto {one:.0%}, compiled", ours, one, compiled=True, turn=1) for one in SHARES)]
     return found

@@ -2,16 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from .mathematics import evaluations_for, levels_of, places_of, spread
+from .mathematics import check_quality, evaluations_for, levels_of, places_of, spread
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What the node was asked for: a share of the evaluations, or their number."""
+    """What the node was asked for: a share of the evaluations, their number, or a quality."""
 
     budget: float = 0.25
-    evaluations: int | None = None
+    evaluations: int | None = None  # with a quality: the most
+    quality: float | None = None  # dB to the full run
+
+    def __post_init__(self) -> None:
+        if self.quality is not None:
+            check_quality(self.quality)
 
     def count(self, evaluations: int) -> int:
         """How many of so many evaluations to compute."""
@@ -26,12 +32,15 @@ class Plan:
 
 
 def plan_for(sigmas: Sequence[float], flow: bool, wish: Wish) -> Plan:
-    """Which evaluations to compute, of those at these noise levels.
+    """Which evaluations to compute, of those at these noise levels. With a quality: all, until its pace chooses.
 
     Several evaluations may have one noise level, or go back to an earlier one (Heun's and other two-stage methods).
     Those that reach a new level are computed first; the others only if more are asked for.
     """
     count, every = wish.count(len(sigmas)), frozenset(range(len(sigmas)))
+    if wish.quality is not None:
+        again = any(later >= sigma for sigma, later in pairwise(sigmas))
+        return Plan(every, "this sampler comes back to a noise level, so no quality can be measured" if again else "")
     if count >= len(sigmas):
         few = wish.budget < 1 and wish.evaluations is None
         return Plan(every, "so few steps differ too much from one another" if few else "it was asked for")

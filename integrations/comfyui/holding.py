@@ -2,8 +2,8 @@
 
 The prediction is made where the sampler reads: after guidance, of the clean estimate ("denoised"). At a held
 evaluation nothing is evaluated: neither the model, nor a ControlNet, nor what other nodes add to the guidance. If the
-sampler evaluates twice at one noise level (Heun), or if there are few evaluations, the noise is predicted instead of
-the clean estimate, and nothing is corrected, as everywhere in Tenuto.
+sampler evaluates twice at one noise level (Heun), the noise is predicted instead of the clean estimate, and nothing is
+corrected, as everywhere in Tenuto.
 
 Correction. At a computed evaluation the values in between can be interpolated, which is more accurate than the
 extrapolation that was used. So the sampler is run again from the beginning with the interpolated values, up to this
@@ -18,7 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .mathematics import FEW, ORDER, levels_of, places_of, polynomial_weights
+from .mathematics import (
+    ORDER,
+    Pace,
+    decibels,
+    levels_of,
+    places_of,
+    polynomial_weights,
+    seen_later,
+    steady_for,
+    taken_for_picture,
+)
 
 Values = dict[str, Tensor]  # what an evaluation gives: "denoised", and "uncond_denoised" for the samplers that read it
 
@@ -42,14 +52,20 @@ class Known:
 class Held:
     """The state of one sampling."""
 
-    def __init__(self, sigmas: Sequence[float], flow: bool, plan: frozenset[int]) -> None:
-        self.plan = plan
+    def __init__(self, sigmas: Sequence[float], flow: bool, plan: frozenset[int], pace: Pace | None = None) -> None:
+        """plan  the evaluations to compute
+        pace  chooses them on the way instead
+        """
+        self._computed = [place in plan for place in range(len(sigmas))]
+        self._pace = pace
+        self._strayed: Tensor | None = None  # [sample]: the squared changes by corrections so far
+        self._variance: Tensor | None = None  # [sample]: of the clean estimate
         self.known: dict[int, Known] = {}
         self.seconds = 0.0  # in computed evaluations
         self._mixed = levels_of(sigmas, flow).mixed
         self._places = places_of(sigmas)
-        twice = len(set(sigmas)) < len(sigmas)  # evaluated at one noise level
-        self._keeps_noise = twice or len(plan) < FEW
+        self._steady = steady_for(len(plan))
+        self._keeps_noise = len(set(sigmas)) < len(sigmas)  # evaluated twice at one noise level
         self._next = 0
 
     def begin(self) -> None:
@@ -61,7 +77,7 @@ class Held:
         place, self._next = self._next, self._next + 1
         if place in self.known:
             return self._again(place, x), False
-        if place not in self.plan and place < len(self._mixed):
+        if not all(self._computed[place : place + 1]):
             values = self._predicted(place)
             return (self._clean(place, x, values) if self._keeps_noise else values), False
         began = time.perf_counter()
@@ -74,6 +90,7 @@ class Held:
         self.known[place] = Known(values, dict(values), x if gap else None)
         if gap:
             raise Again
+        self._measure(place, None)
         return values, True
 
     def _again(self, place: int, x: Tensor) -> Values:
@@ -83,11 +100,36 @@ class Held:
         """
         known = self.known[place]
         if known.sample is not None:
-            a, s = self._mixed[place]
-            change = (x - known.sample) * (a / (a**2 + s**2))
+            difference, known.sample = x - known.sample, None
+            change = difference * taken_for_picture(*self._mixed[place])
             known.kept = {name: value + change for name, value in known.computed.items()}
-            known.sample = None
+            self._measure(place, difference)
         return known.kept
+
+    def _measure(self, place: int, difference: Tensor | None) -> None:
+        """Note how far the sample had strayed before a computed evaluation, and choose the next one by that."""
+        if place >= len(self._mixed):
+            return
+        clean, change = self.known[place].kept["denoised"], None
+        self._variance = clean.float().flatten(1).var(1)
+        if difference is not None:
+            change = difference.float().square().flatten(1).mean(1)
+            counts = change * seen_later(*self._mixed[place])
+            self._strayed = counts if self._strayed is None else self._strayed + counts
+        if self._pace is not None:
+            self._pace.decide(place, self._computed, change, self._strayed, self._variance)
+
+    @property
+    def estimated(self) -> float | None:
+        """The estimated distance to the full run in dB, of the worst sample; None if it cannot be told."""
+        if self._strayed is None or self._variance is None:
+            return None
+        return decibels(float((self._strayed / self._variance).max()))
+
+    @property
+    def too_few(self) -> bool:
+        """Whether more evaluations were needed for the quality."""
+        return self._pace is not None and self._pace.capped
 
     def _noise(self, place: int, x: Tensor, clean: Values) -> Values:
         """x = a · clean + s · noise"""
@@ -106,7 +148,7 @@ class Held:
         if (after := min((known for known in self.known if known > place), default=None)) is not None:
             nodes.pop(self._places[after], None)
             nodes[self._places[after]] = self.known[after].computed
-        weights = polynomial_weights(list(nodes), self._places[place])
+        weights = polynomial_weights(list(nodes), self._places[place], self._steady)
         return {name: _sum([values[name] for values in nodes.values()], weights) for name in self.known[before[0]].kept}
 
 
@@ -126,6 +168,8 @@ class Report:
     computed: tuple[int, ...]
     seconds: float  # in computed evaluations
     in_full_because: str = ""
+    estimated: float | None = None  # dB to the full run
+    too_few: bool = False  # whether more evaluations were needed for the quality that was asked for
 
     def __str__(self) -> str:
         if self.in_full_because:
@@ -133,7 +177,11 @@ class Report:
         marks = "".join("■" if place in self.computed else "·" for place in range(self.evaluations))
         count = len(self.computed)
         saved = self.seconds / max(1, count) * (self.evaluations - count)
-        return f"Tenuto: {count} of {self.evaluations} evaluations computed\n{marks}\nabout {saved:.1f} seconds saved"
+        lines = [f"Tenuto: {count} of {self.evaluations} evaluations computed", marks]
+        if self.estimated is not None:
+            lacking = "; the quality needs more evaluations" if self.too_few else ""
+            lines.append(f"about {self.estimated:.0f} dB to the full run, estimated{lacking}")
+        return "\n".join([*lines, f"about {saved:.1f} seconds saved"])
 
 
 def play(run: Callable[[], Any], held: Held) -> Any:

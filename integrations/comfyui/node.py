@@ -10,6 +10,7 @@ from comfy.patcher_extension import WrappersMP  # type: ignore[import-not-found]
 
 from .deciding import Wish, plan_for
 from .holding import Held, Report, play
+from .mathematics import Pace, levels_of
 from .rehearsal import level_of, rehearse
 
 KEY = "tenuto"
@@ -42,13 +43,25 @@ class Tenuto:
             "max": 1000,
             "tooltip": "how many evaluations to compute; 0: as the budget says",
         }
+        quality = {
+            "default": 0.0,
+            "min": 0.0,
+            "max": 80.0,
+            "step": 1.0,
+            "tooltip": "how near to the full run, in dB (40: hard to see); 0: as budget or evaluations say. "
+            "With a quality, evaluations is the most",
+        }
         return {
             "required": {"model": ("MODEL",), "budget": ("FLOAT", share), "evaluations": ("INT", count)},
+            "optional": {"quality": ("FLOAT", quality)},
             "hidden": {"unique_id": "UNIQUE_ID"},
         }
 
-    def patch(self, model: Any, budget: float, evaluations: int, unique_id: str | None = None) -> tuple[Any]:
-        return (patched(model, Wish(budget, evaluations or None), lambda report: show(report, unique_id)),)
+    def patch(
+        self, model: Any, budget: float, evaluations: int, quality: float = 0.0, unique_id: str | None = None
+    ) -> tuple[Any]:
+        wish = Wish(budget, evaluations or None, quality or None)
+        return (patched(model, wish, lambda report: show(report, unique_id)),)
 
 
 def patched(model: Any, wish: Wish, tell: Callable[[Report], None]) -> Any:
@@ -111,10 +124,14 @@ class Sampling:
             result = run(_computed, callback, quiet=disable_pbar)
             self._tell(Report(len(sigmas_seen), tuple(range(len(sigmas_seen))), 0.0, why))
             return result
-        held = Held(sigmas_seen, flow, plan.computed)
+        pace = None
+        if self._wish.quality is not None:
+            pace = Pace(self._wish.quality, levels_of(sigmas_seen, flow), self._wish.evaluations)
+        held = Held(sigmas_seen, flow, plan.computed, pace)
         told = _once(callback)
         result = play(lambda: run(_holding(held, guided), told), held)
-        self._tell(Report(len(sigmas_seen), tuple(sorted(held.known)), held.seconds))
+        computed = tuple(sorted(held.known))
+        self._tell(Report(len(sigmas_seen), computed, held.seconds, estimated=held.estimated, too_few=held.too_few))
         return result
 
     def predict(self, executor: Any, x: Any, timestep: Any, model_options: Any = None, seed: Any = None) -> Any:

@@ -20,6 +20,7 @@ from tenuto.scoring.scores import Progress, Scores, score_tensors, silent
 from tenuto.scoring.spectrum import ETA
 from tenuto.scoring.units import WHOLE, Granularity, Subject, Unscored
 
+FEW_STEPS = 12  # with so many steps or fewer, users are told what can be gained
 Policy = Literal["refresh", "rewrite", "lifetimes"]
 
 
@@ -218,4 +219,20 @@ def advice(made: Schedule, text: bool) -> str | None:
             f"Only {refreshes} of {made.steps} steps compute everything, which is too few to extrapolate from: "
             f"a good solver with {max(refreshes, 5)} to {2 * LEAST} full steps (dpm++) may serve you better."
         )
+    asked_for_less = (made.policy.get("budget") or 0) < 1
+    if not text and made.keep == "output" and made.steps <= FEW_STEPS and asked_for_less:
+        return _few(made.steps, refreshes)
     return None
+
+
+def _few(steps: int, evaluations: int) -> str | None:
+    """What few steps gain, and what that costs (`python -m benchmarks.few_steps`); None if all is well."""
+    if evaluations >= steps:
+        return f"All {steps} steps are evaluated, and nothing is gained: so few steps leave nothing to predict from."
+    if steps > 8 and 3 * evaluations >= 2 * steps:
+        return None
+    gain = f"{evaluations} of {steps} steps are evaluated: at most {steps / evaluations:.2f} times as fast."
+    if steps <= 8:
+        return f"{gain} With so few steps, {evaluations} plain steps of the same scheduler come about as near."
+    better = -(-2 * steps // 3)
+    return f"{gain} With so few steps the picture changes less if two thirds are evaluated: evaluations={better}."

@@ -17,7 +17,7 @@ class Journal:
         self.path = path
         self._finished: dict[str, dict[str, Any]] = {}
         text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-        lines = [_parsed(line) for line in text.splitlines()]
+        lines = [parsed(line) for line in text.splitlines()]
         goes_on = bool(lines) and lines[0] == {"job": job}
         for entry in lines[1:] if goes_on else []:
             self._finished.update({name: value for name, value in entry.items() if isinstance(value, dict)})
@@ -51,7 +51,7 @@ class Journal:
             raise TenutoError(f"Cannot write {self.path}: {error.strerror or error}.") from error
 
 
-def _parsed(line: str) -> dict[str, Any]:
+def parsed(line: str) -> dict[str, Any]:
     """The entry in a line; empty if the line is incomplete because the job was interrupted."""
     try:
         entry = json.loads(line)

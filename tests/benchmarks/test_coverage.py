@@ -11,6 +11,7 @@ import torch
 
 import tenuto
 from benchmarks.coverage import hub
+from benchmarks.coverage.__main__ import taken_over
 from benchmarks.coverage.cases import Case, cases_in
 from benchmarks.coverage.report import counts_of, verdict_of, written
 from benchmarks.coverage.trial import arrays, attempt, same
@@ -66,6 +67,14 @@ def test_a_refusal_and_a_test_that_cannot_be_built_say_why(case, monkeypatch):
     monkeypatch.setattr(Tester, "get_dummy_components", lambda self: {}["missing"])
     told = attempt(case)
     assert told["verdict"] == "not built" and "missing" in told["why"]
+
+
+def test_what_is_tried_again_is_what_was_named_or_what_did_not_work():
+    rows = [
+        {"pipeline": name, "verdict": verdict} for name, verdict in (("A", "works"), ("B", "fails"), ("C", "in full"))
+    ]
+    assert [row["pipeline"] for row in taken_over(rows, None)] == ["A", "C"]
+    assert [row["pipeline"] for row in taken_over(rows, ["A"])] == ["B", "C"]
 
 
 def test_results_are_compared_whatever_their_structure():

@@ -11,12 +11,14 @@ import torch
 from benchmarks.end_to_end import __main__ as end_to_end
 from benchmarks.end_to_end.building import CASES, build
 from benchmarks.end_to_end.measuring import Row, compare, measure
+from benchmarks.end_to_end.planning import Book, expected, in_order, least_seconds
 from benchmarks.end_to_end.recording import Recorder
-from benchmarks.end_to_end.report import tables
-from benchmarks.end_to_end.ways import BASE, Plan, Way, intervals, with_tenuto
+from benchmarks.end_to_end.report import tables, verdict
+from benchmarks.end_to_end.ways import BASE, Plan, Way, intervals, ways, with_tenuto
 from tenuto.errors import UsageError
 
 CPU = torch.device("cpu")
+MADE = dict.fromkeys(("command", "commit", "torch", "hardware", "date"), "…")
 
 
 def test_one_pipeline_is_measured_in_every_way_and_a_second_run_measures_nothing(
@@ -88,6 +90,35 @@ def test_rows_that_do_not_fit_into_the_time_are_left_out(tmp_path: Path, capsys:
     assert "no time is left" in capsys.readouterr().out and not out.exists()
 
 
+def test_the_untouched_row_and_tenutos_of_later_pipelines_come_before_peers(tmp_path: Path) -> None:
+    book = Book(tmp_path / "rows.json", MADE)
+    flux, sdxl = CASES[0], CASES[2]
+    kept_back = least_seconds([sdxl], book, most=3)
+    pictures = [sdxl.steps * sdxl.step_seconds * share for share in (1.0, 0.34, 0.25, 0.15)]
+    assert sum(pictures) < kept_back < 8 * sum(pictures)
+    for way in ways([], False):
+        book.add(Row("sdxl", way.name, way.kind, "SDXL", "1024×1024, 50 steps"))
+    assert least_seconds([sdxl], book, most=3) == 0.0
+    rows = in_order([flux, sdxl], 0, ["flux-28"], ["flux-28"], [0.25])
+    assert not any(way.compiled or "graphs" in way.name for _, way in rows)
+    assert [way.compiled for _, way in in_order([flux], 1, ["flux-28"], ["flux-28"], [0.25])] == [False] + 4 * [True]
+
+
+def test_long_pictures_are_timed_less_often() -> None:
+    quick, slow = CASES[0], CASES[4]
+    assert expected(quick, ways([], False)[1], Plan(28, tuple(range(7))), None, 3)[1] == 3
+    assert expected(slow, BASE, Plan(30, tuple(range(30))), None, 3)[1] == 1
+
+
+def test_the_verdict_names_the_quickest_and_the_leanest_peer() -> None:
+    def row(way: str, kind: str, seconds: float, peak: float) -> dict[str, Any]:
+        return {**vars(Row("c", way, kind, evaluations=7, seconds=seconds, peak_gib=peak))}
+
+    rows = [row("Tenuto 25%", "tenuto", 1.0, 30.0), row("A 25%", "peer", 1.01, 31.0), row("B 25%", "peer", 2.0, 29.5)]
+    said = verdict(rows)
+    assert "A 25% with 1.010 s (1.0% more)" in said and "B 25% with 512.0 MiB less" in said
+
+
 def test_miniatures_never_overwrite_the_measurements() -> None:
     with pytest.raises(UsageError, match="measure nothing"):
         end_to_end.main(tiny=True)
@@ -96,8 +127,7 @@ def test_miniatures_never_overwrite_the_measurements() -> None:
 
 
 def test_a_row_without_numbers_says_why_in_the_table() -> None:
-    made = dict.fromkeys(("command", "commit", "torch", "hardware", "date"), "…")
     row = {**vars(Row("flux-28", BASE.name, "peer", "FLUX", "1024×1024, 28 steps")), "why": "ValueError: a|b"}
-    table = tables({"provenance": {"flux-28": made}, "rows": [row]})
+    table = tables({"provenance": {"flux-28": MADE}, "rows": [row]})
     cells = next(line for line in table.splitlines() if "a/b" in line)
     assert "does not run" in cells and cells.count("|") == 16

@@ -9,14 +9,14 @@ from tenuto.sampling.masked import MaskedSampling, write_tokens
 
 
 def test_what_an_evaluation_writes_is_replayed() -> None:
-    replay = text_8b.Replay(2.7)
-    assert sum(replay.count() for _ in range(10)) == 27
+    cpu = torch.device("cpu")
+    assert int(text_8b.Replay(cpu, 2.7).counts[:10].sum()) == 27
     masked = torch.tensor([[True, True, False, True]])
-    chosen = text_8b.Replay(2.0)(torch.tensor([[0.1, 0.3, 0.9, 0.2]]), masked)
+    chosen = text_8b.Replay(cpu, 2.0)(torch.tensor([[0.1, 0.3, 0.9, 0.2]]), masked)
     assert chosen.tolist() == [[False, True, False, True]]
-    network = text_8b.made(text_8b.SMALL, torch.device("cpu"))
+    network = text_8b.made(text_8b.SMALL, cpu)
     sampling = MaskedSampling(64, 64, 32, stop_at_eos=False, parallel=0.9)
-    with text_8b.replayed():
+    with text_8b.replayed(cpu):
         steps = list(write_tokens(network, text_8b.prompts_of(2, 8, text_8b.SMALL), sampling=sampling))
     assert [len(step.of(0)) for step in steps[:4]] == [3, 2, 3, 3] and len(steps) == 24
 

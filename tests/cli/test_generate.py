@@ -207,3 +207,20 @@ def test_a_diffusers_pipeline_is_scheduled_and_drawn_with(
     status, _, err = tenuto(*common[:-1], 6, "-o", "x", "--schedule", "s.json")
     assert status in (1, 2) and "4 steps" in err
     assert tenuto("generate", "pipeline", "-o", "x")[0] == 2
+
+
+def test_offload_says_what_it_is_for(tenuto: Run, model: Path) -> None:
+    status, _, err = tenuto("generate", model, "-o", "out", "--offload")
+    assert status == 2 and "keeps single units (branch, update), on a GPU" in err
+    status, _, err = tenuto("generate", model, "-o", "out", "--offload", "--memory", "1")
+    assert status == 2 and "give one" in err
+
+
+def test_a_quality_computes_as_many_steps_as_it_takes(tenuto: Run, tmp_path: Path) -> None:
+    status, out, _ = tenuto(
+        "generate", "tiny-dit", "--class", 1, "--steps", 20, "--quality", 30, "-o", tmp_path / "near", "--json"
+    )
+    facts = json.loads(out)
+    assert status == 0 and facts["images"][0]["file"] and 0 < facts["work"] < 1
+    status, _, err = tenuto("generate", "tiny-dit", "--quality", 5, "-o", tmp_path / "far")
+    assert status == 2 and "decibels from 10 to 80" in err

@@ -40,10 +40,8 @@ def test_a_laboratory_that_cannot_be_loaded_names_the_extra(tenuto: Run, monkeyp
     [
         ("matplotlib", ("frontier", "tiny-dit", "--png", "x.png"), "--png needs matplotlib"),
         ("matplotlib", ("experiment", "maps"), "The experiment maps needs matplotlib"),
-        ("scipy", ("experiment", "rankings"), "The experiment rankings needs scipy"),
-        ("scipy", ("experiment", "horizons"), "The experiment horizons needs scipy"),
         ("peft", ("experiment", "freezing"), "The experiment freezing needs peft"),
-        ("statsmodels", ("experiment", "all"), "The experiment freeze-error needs statsmodels"),
+        ("peft", ("experiment", "all"), "The experiment freezing needs peft"),
         ("matplotlib", ("results",), "The page needs matplotlib"),
         ("lm_eval", ("eval", "lm", "tiny-llada", "--tasks", "gsm8k", "-o", "x.json"), "needs lm_eval"),
         ("torch_fidelity", ("eval", "pictures", "run"), "needs torch_fidelity"),

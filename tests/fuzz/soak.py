@@ -51,6 +51,7 @@ REQUESTS: tuple[dict[str, Any], ...] = (
     {"budget": 0.5},
     {"budget": 1.0},
     {"speedup": 3},
+    {"quality": 35},
     {"every": 4, "keep": "branch"},
     {"every": 3, "keep": "update", "predict": "constant"},
 )

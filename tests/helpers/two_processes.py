@@ -66,7 +66,7 @@ WAYS: dict[str, Callable[[Any], nn.Module]] = {
 }
 
 
-def picture(pipe: DiffusionPipeline, seed: int = 0) -> tuple[torch.Tensor, list[int]]:
+def picture(pipe: DiffusionPipeline, seed: int = 0, steps: int = STEPS) -> tuple[torch.Tensor, list[int]]:
     """(the picture, the steps at which the transformer was evaluated)."""
     step, evaluated = [0], []
     handle = pipe.transformer.register_forward_hook(lambda *_: evaluated.append(step[0]))
@@ -76,7 +76,7 @@ def picture(pipe: DiffusionPipeline, seed: int = 0) -> tuple[torch.Tensor, list[
         return kwargs
 
     words = torch.randn(1, 6, 12, generator=torch.Generator().manual_seed(5))
-    result = draw(pipe, "flux", STEPS, seed, callback_on_step_end=after, prompt_embeds=words)
+    result = draw(pipe, "flux", steps, seed, callback_on_step_end=after, prompt_embeds=words)
     handle.remove()
     return result, evaluated
 
@@ -115,6 +115,21 @@ def in_a_loop() -> dict[str, Any]:
     return {"calls": [calls for calls, _ in everyone], "same": [same for _, same in everyone]}
 
 
+def with_a_quality() -> dict[str, Any]:
+    """Each process has another network, and they choose the same steps: alone, they would choose others."""
+    told = {}
+    for name, group in (("agreed", dist.group.WORLD), ("alone", None)):
+        pipe = tiny("flux")
+        scaled = {key: (0.3 + 0.7 * dist.get_rank()) * one for key, one in pipe.transformer.state_dict().items()}
+        pipe.transformer.load_state_dict(scaled)
+        tenuto.enable(pipe, quality=60, group=group)
+        _, evaluated = picture(pipe, seed=dist.get_rank(), steps=40)
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, evaluated)
+        told[name] = everyone
+    return told
+
+
 def main() -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
@@ -130,6 +145,7 @@ def main() -> None:
             told[name] = {"error": f"{type(error).__name__}: {error}"}
     with torch.no_grad():
         told["loop"] = in_a_loop()
+        told["quality"] = with_a_quality()
     if dist.get_rank() == 0:
         print(MARK + json.dumps(told), flush=True)
     dist.barrier()

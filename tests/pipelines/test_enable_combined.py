@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import tenuto
 from tenuto.errors import CheckpointError, ScheduleError, UsageError
+from tenuto.models.diffusers import live_weights
 from tests.helpers.pipelines import (
     EVERY_FOURTH,
     QUIET,
@@ -75,6 +76,22 @@ def test_adapters_loaded_rescaled_fused_and_unloaded_are_noticed() -> None:
     assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
     torch.testing.assert_close(seen[2], seen[3], atol=1e-4, rtol=0)  # fused is the same
     tenuto.disable(pipe)
+
+
+def test_a_ranked_policy_notices_writes_that_torch_does_not_count(pipe: Any) -> None:
+    weight = pipe.unet.mid_block.attentions[0].transformer_blocks[0].attn1.to_q.weight
+    tenuto.enable(pipe, policy="lifetimes", budget=0.6)
+    draw(pipe, "sd1")
+    before = pipe._tenuto.denoisers[0].subject.fingerprint
+    weight.data[-1, -1] += 1
+    draw(pipe, "sd1")
+    assert pipe._tenuto.denoisers[0].subject.fingerprint != before
+
+
+def test_the_default_reads_no_weight_when_a_generation_begins(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_weights, "_checksum", lambda _: pytest.fail("the weights were read"))
+    tenuto.enable(pipe)
+    draw(pipe, "sd1")
 
 
 def test_a_scored_adapter_is_part_of_the_matrix() -> None:

@@ -188,3 +188,18 @@ Interleaving.TestCase.settings = settings(
     max_examples=6, stateful_step_count=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
 TestInterleaving = Interleaving.TestCase
+
+
+def test_what_a_callback_writes_in_place_stays_in_inference_mode() -> None:
+    """Tensors of torch's inference mode do not count how often they are written to; corrections undid the writing."""
+
+    def darken(pipe: Any, step: int, t: Any, given: dict[str, Any]) -> dict[str, Any]:
+        given["latents"][:, :, :4].mul_(0.9)
+        return given
+
+    def drawn(mode: Any) -> Tensor:
+        pipe = tiny("sd1")
+        with tenuto.accelerated(pipe, evaluations=10), mode():
+            return draw(pipe, "sd1", steps=30, callback_on_step_end=darken).clone()
+
+    torch.testing.assert_close(drawn(torch.inference_mode), drawn(torch.no_grad), rtol=1e-4, atol=1e-4)

@@ -18,8 +18,10 @@ from diffusers import (
     EulerDiscreteScheduler,
     HeunDiscreteScheduler,
     IPNDMScheduler,
+    KDPM2AncestralDiscreteScheduler,
     LCMScheduler,
     PNDMScheduler,
+    TCDScheduler,
     UniPCMultistepScheduler,
 )
 from torch import Tensor
@@ -106,6 +108,8 @@ def test_a_scheduler_whose_noise_levels_are_unknown_is_served_and_it_is_said(pip
         (DDPMScheduler, {}, {}),
         (EulerAncestralDiscreteScheduler, {}, {}),
         (LCMScheduler, {}, {}),
+        (TCDScheduler, {}, {}),
+        (KDPM2AncestralDiscreteScheduler, {}, {}),
         (DPMSolverMultistepScheduler, {"algorithm_type": "sde-dpmsolver++"}, {}),
     ],
 )

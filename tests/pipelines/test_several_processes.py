@@ -47,5 +47,12 @@ def test_a_shared_transformer_draws_the_same_again_and_is_as_it_was_after_disabl
     assert told[way]["again_same"] and told[way]["after_same"]
 
 
+def test_a_quality_is_agreed_on_by_all_processes(told):
+    agreed, alone = told["quality"]["agreed"], told["quality"]["alone"]
+    assert agreed[0] == agreed[1] and 2 < len(agreed[0]) < 40
+    assert alone[0] != alone[1]  # so there was something to agree on
+    assert len(agreed[0]) >= max(map(len, alone)) - 1  # the worst picture decides
+
+
 def test_a_network_in_distributed_data_parallel_is_held_in_a_loop_of_ones_own(told):
     assert told["loop"] == {"calls": [5, 5], "same": [True, True]}

@@ -20,6 +20,7 @@ from tenuto.runtime.residual import plain
 from tenuto.runtime.units import kernels
 from tenuto.runtime.units.chain import chain_of
 from tenuto.runtime.units.holding import Holding, Planes, Unplanned
+from tenuto.runtime.units.offloading import AHEAD, HostPlanes
 from tenuto.runtime.units.plan import make_plan
 from tenuto.scheduling.lifetimes import with_fewer_lifetimes
 from tenuto.scheduling.schedule import Schedule
@@ -282,12 +283,23 @@ def test_offloaded_caches_give_the_same(schedule):
         schedule = replace(schedule, predict="constant")
     net = Net()
     plan = make_plan(schedule, chain_of(net, next(inputs(1)), {}))
-    planes = Planes(plan, torch.device("cpu"), offload=True)
+    planes = HostPlanes(plan, torch.device("cpu"))
     for step, ((x, gate), want) in enumerate(zip(inputs(schedule.steps), expected(net, schedule), strict=True)):
         planes.at(step)
-        got = net(x, gate, residual=Holding(plan, planes, plan.steps[step]))
+        got = net(x, gate, residual=(holding := planes.residual(step, None)))
+        planes.finish(holding)
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+        assert not planes._reads and not planes._coming  # what was fetched ahead was read, all of it
     assert planes.bytes == 0
+
+
+def test_values_in_the_hosts_memory_are_fetched_before_they_are_read():
+    schedule = table(["##...", "#....", "#....", "#####", *["#...."] * 4])
+    planes = HostPlanes(make_plan(schedule, chain_of(Net(), next(inputs(1)), {})), torch.device("cpu"))
+    holding = planes.residual(2, None)
+    wanted = [cell for action in holding.program for cell in action.adds]
+    assert len(wanted) > 1 and [cell for cell, *_ in planes._coming] == wanted[:AHEAD]
+    assert list(planes._reads) == wanted[AHEAD:]
 
 
 def test_a_network_that_cannot_be_looked_at_beforehand_runs_right_and_says_so():

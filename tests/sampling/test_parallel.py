@@ -277,12 +277,11 @@ def test_the_host_learns_one_evaluation_late() -> None:
     from tenuto.sampling.parallel import Late
 
     late = Late(torch.device("cpu"), delay=1, event=lambda: None)
-    place, token = torch.tensor([[3]]), torch.tensor([[7]])
-    chosen, going, ended = torch.tensor([[True]]), torch.tensor([False]), torch.tensor([True])
-    assert list(late.tell(place, token, chosen, going)) == [] and not late.all_ended
-    (told,) = late.tell(place + 1, token, chosen, ended)
+    # One row: its place, its token, whether it was written, and whether the row has ended.
+    assert list(late.tell(torch.tensor([[3, 7, 1, 0]]))) == [] and not late.all_ended
+    (told,) = late.tell(torch.tensor([[4, 7, 1, 1]]))
     assert told.places.tolist() == [[3]] and not late.all_ended
-    (told,) = late.tell(place + 2, token, chosen & False, ended)
+    (told,) = late.tell(torch.tensor([[5, 7, 0, 1]]))
     assert told.places.tolist() == [[4]] and late.all_ended
     assert [told.chosen.tolist() for told in late.rest()] == [[[False]]]
 

@@ -1,6 +1,7 @@
 """Lifetimes follow the paper's formula, budgets are met as nearly as can be, refreshing starts with a full step."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -85,7 +86,9 @@ def test_refresh_computes_everything_at_the_first_step_and_every_rth():
 def test_a_number_of_evaluations_is_exact(steps, evaluations):
     schedule = refresh(scored(0.5, 1.0), steps, evaluations=evaluations)
     assert schedule.full_steps.sum() == min(steps, evaluations) == schedule.policy["evaluations"]
-    assert schedule.active[:, 0].all() and (evaluations == 1 or schedule.active[:, -1].all())
+    assert schedule.active[:, 0].all() and (
+        steps >= 4 * evaluations or evaluations == 1 or schedule.active[:, -1].all()
+    )
     assert schedule.policy["every"] is schedule.policy["budget"] is None
 
 
@@ -219,13 +222,15 @@ def test_the_flop_budget_weighs_units_by_cost():
         ({"steps": 10, "budget": 0}, "above 0"),
         ({"steps": 10, "budget": 1.5}, "at most 1"),
         ({"steps": 10, "budget": float("nan")}, "above 0"),
-        ({"steps": 10, "every": 0}, "at least 1 step"),
+        ({"steps": 10, "every": 0}, "at least 1, not 0"),
+        ({"steps": 10, "every": 2.5}, "a whole number, not 2.5"),
+        ({"steps": 10, "every": "x"}, "a whole number, not 'x'"),
         ({"steps": 10, "every": 2, "budget": 0.5}, "not two of them"),
         ({"steps": 10, "evaluations": 3, "budget": 0.5}, "not two of them"),
         ({"steps": 10, "evaluations": 3, "every": 2}, "not two of them"),
-        ({"steps": 10, "evaluations": 0}, "a whole number from 1 on, not 0"),
-        ({"steps": 10, "evaluations": 2.5}, "a whole number from 1 on, not 2.5"),
-        ({"steps": 10, "evaluations": True}, "a whole number from 1 on, not True"),
+        ({"steps": 10, "evaluations": 0}, "at least 1, not 0"),
+        ({"steps": 10, "evaluations": 2.5}, "a whole number, not 2.5"),
+        ({"steps": 10, "evaluations": True}, "a whole number, not True"),
         ({"steps": 10, "opening": False}, "opening is an option of no policy"),
         ({"steps": 10, "policy": "lifetimes", "evaluations": 3}, "evaluations belongs to the policy refresh"),
         ({"steps": 10, "tau": 1.0}, "tau belongs to the policy lifetimes"),
@@ -279,3 +284,19 @@ def test_what_is_fewer_steps_by_another_name_is_called_so():
     assert advice(tenuto.schedule(llada, 16, blocks=4), text=True) is None
     assert "too few to extrapolate from" in advice(refresh(scored(0.5), 20, every=5), text=False)
     assert advice(refresh(scored(0.5), 50), text=False) is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "asked", "said"),
+    [
+        (4, {}, "All 4 steps are evaluated, and nothing is gained"),
+        (8, {}, "6 of 8 steps are evaluated: at most 1.33 times as fast. With so few steps, 6 plain steps"),
+        (12, {}, "6 of 12 steps are evaluated: at most 2.00 times as fast. .* evaluations=8"),
+        (12, {"evaluations": 8}, None),
+        (12, {"budget": 1.0}, None),
+        (13, {}, None),
+    ],
+)
+def test_few_steps_are_told_at_once_what_they_gain(steps, asked, said):
+    found = advice(refresh(scored(0.5), steps, **asked), text=False)
+    assert found is None if said is None else re.match(said, found)

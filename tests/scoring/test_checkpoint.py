@@ -10,6 +10,7 @@ import tenuto
 from tenuto.errors import CheckpointError, TenutoError
 from tenuto.models import load, open_model
 from tests.conftest import random_dit, write_checkpoint
+from training.quantise import quantised
 
 
 def same_weights(model, network):
@@ -96,6 +97,31 @@ def test_quantised_weights_and_loras_are_told_apart(checkpoint):
     edit(checkpoint, lambda s: s.update({"blocks.0.attn.proj.lora_A.weight": torch.zeros(4, 16)}))
     with pytest.raises(CheckpointError, match="LoRA matrices: merge them"):
         load(str(checkpoint))
+
+
+def test_matrices_in_8_bits_are_multiplied_by_their_scales(checkpoint, network):
+    key = "blocks.0.mlp.fc1.weight"
+    exact = network.state_dict()[key]
+    values, scales = quantised(exact)
+    edit(checkpoint, lambda s: s.update({key: values, f"{key}_scale": scales}))
+    found = load(str(checkpoint)).network.state_dict()[key]
+    assert values.dtype == torch.int8 and (found - exact).abs().max() <= exact.abs().max() / 127
+    torch.testing.assert_close(found, (values.float() * scales.float()).half().float())
+    tenuto.score(str(checkpoint))
+    edit(checkpoint, lambda s: s.update({f"{key}_scale": scales[:3]}))
+    with pytest.raises(CheckpointError, match=r"does not expect 1 tensor\(s\): blocks.0.mlp.fc1.weight_scale"):
+        load(str(checkpoint))
+
+
+def test_the_guidance_that_suits_a_model_stands_in_its_config(checkpoint):
+    assert load(str(checkpoint)).guidance == 1.5  # the family's
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "guidance": 4}))
+    assert load(str(checkpoint)).guidance == 4
+    for wrong in (True, -1, "much", float("inf")):
+        (checkpoint / "config.json").write_text(json.dumps({**config, "guidance": wrong}))
+        with pytest.raises(CheckpointError, match="guidance should be a number"):
+            load(str(checkpoint))
 
 
 def test_a_truncated_file_is_named(checkpoint):

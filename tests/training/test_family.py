@@ -14,7 +14,7 @@ from tenuto.files import write_json
 from tenuto.models import load
 from tenuto.models.architecture import ConfigError
 from tenuto.models.dit import DiTConfig
-from training import family, objectives, pieces, tiny_imagenet, train_vae
+from training import family, objectives, pieces, quantise, tiny_imagenet, train_vae
 from training.autoencoder import Autoencoder, AutoencoderConfig, load_autoencoder
 from training.loop import Settings
 
@@ -170,6 +170,26 @@ def test_training_goes_on_from_a_checkpoint(folder: Path, data: Path, vae: Path,
     assert "It went on from 2 steps" in (still / "README.md").read_text(encoding="utf-8")
     with pytest.raises(UsageError, match="trained for the objective noise"):
         trained(folder, data, vae, "other", start=checkpoint, objective_name="flow")
+
+
+def test_weights_are_also_kept_after_a_share_of_the_training(folder: Path, data: Path, vae: Path) -> None:
+    out = trained(folder, data, vae, "long", max_steps=4, early=0.5)
+    early = folder / "long-early"
+    steps = {place: json.loads((place / "loss.json").read_text(encoding="utf-8"))["steps"] for place in (out, early)}
+    assert steps == {out: 4, early: 2}
+    one, other = load(out).network.state_dict(), load(early).network.state_dict()
+    assert any(not torch.equal(one[key], other[key]) for key in one)
+    assert "after 50% of that time" in " ".join((early / "README.md").read_text(encoding="utf-8").split())
+
+
+def test_a_checkpoint_in_8_bits_draws_nearly_the_same_and_says_so(folder: Path, checkpoint: Path) -> None:
+    out = folder / "eight-bits"
+    quantise.main(checkpoint, out, samples=2, device="cpu", seed=0)
+    record = json.loads((out / "quantised.json").read_text(encoding="utf-8"))
+    assert record["psnr"][0] > 40 and record["bytes"][1] < 0.7 * record["bytes"][0]
+    assert "## Stored in 8 bits" in (out / "README.md").read_text(encoding="utf-8")
+    with pytest.raises(UsageError, match="is there already"):
+        quantise.main(checkpoint, out, samples=2, device="cpu", seed=0)
 
 
 def test_samplers_refuse_a_flow_instead_of_taking_it_for_noise(folder: Path, data: Path, vae: Path) -> None:

@@ -258,7 +258,7 @@ def test_training_goes_on_from_a_checkpoint(checkpoint: Path, library: reasoning
 
 
 def test_a_batch_that_does_not_divide_is_refused(library: reasoning_text.Library) -> None:
-    with pytest.raises(UsageError, match="multiple of 4608"):
+    with pytest.raises(UsageError, match="multiple of 9216"):
         small.train_small(library, TINY, replace(SETTINGS, batch=1000), CPU, 4)
 
 

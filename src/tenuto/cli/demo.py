@@ -32,7 +32,6 @@ class Scene:
     about: str
     classes: tuple[str | int, ...]
     seeds: tuple[int, ...]
-    guidance: float
     scale: int  # of a pixel
 
 
@@ -53,7 +52,6 @@ NATURAL = Scene(
         "mushroom",
     ),
     (2000, 2002, 2003, 4, 2009, 1022, 1011, 1016, 17, 2021),
-    guidance=4.0,
     scale=2,
 )
 CLOTHES = Scene(
@@ -61,7 +59,6 @@ CLOTHES = Scene(
     "pictures of clothes from the model that is part of the package",
     tuple(range(10)),
     tuple(range(10)),
-    guidance=1.5,
     scale=3,
 )
 SCENES = {scene.model: scene for scene in (NATURAL, CLOTHES)}
@@ -89,7 +86,7 @@ def demo(
     from tenuto.sampling.pictures import Sampling
 
     scene = _scene(model)
-    sampling = Sampling(steps=steps, guidance=scene.guidance)
+    sampling = Sampling(steps=steps)
     check_writable(out / "report.html")
     loaded = load(scene.model)
     schedule = deciding.schedule(loaded, steps, budget=budget)
@@ -103,7 +100,7 @@ def demo(
         seed=seed,
         images=len(full),
         steps=steps,
-        guidance=sampling.guidance,
+        guidance=loaded.guidance,
         solver=sampling.solver,
         work=schedule.budget,
         flop_work=schedule.flop_budget,

@@ -9,7 +9,7 @@ EXTRAS = {  # extra → packages, by the names that they are imported by
     "pipelines": ("transformers",),
     "plots": ("matplotlib",),
     "ui": ("gradio", "matplotlib"),
-    "lab": ("matplotlib", "peft", "scipy", "statsmodels"),
+    "lab": ("matplotlib", "peft"),
     "eval": ("accelerate", "lm_eval", "rouge_score", "sklearn", "torch_fidelity", "transformers"),
     "docs": ("mkdocs", "material", "mkdocstrings"),
 }

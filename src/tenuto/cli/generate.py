@@ -36,6 +36,10 @@ def generate(
     schedule: Annotated[
         Path | None, typer.Option(help="A schedule file. Without one, every step computes everything.")
     ] = None,
+    quality: Annotated[
+        float | None,
+        typer.Option(help="Pictures, instead of a schedule: dB to the full run. As many steps compute as that takes."),
+    ] = None,
     classes: Annotated[
         list[str] | None,
         typer.Option("--class", help="A class by number or name; repeat for more. Default: one of each."),
@@ -50,7 +54,7 @@ def generate(
         typer.Option(min=1, max=MOST, help="Steps. Default: the schedule's, else 50; for text one for each token."),
     ] = None,
     guidance: Annotated[
-        float | None, typer.Option(help="Classifier-free guidance. Default: 1.5 (classes), 3 (captions), 0 (text).")
+        float | None, typer.Option(help="Classifier-free guidance. Default: what suits the model.")
     ] = None,
     solver: Annotated[Solver | None, typer.Option(help="Pictures: the solver. Default: ddim.")] = None,
     length: Annotated[
@@ -78,21 +82,28 @@ def generate(
         int | None,
         typer.Option(min=0, help="MiB that may be kept for a batch. The command says what it gave up for that."),
     ] = None,
+    offload: Annotated[
+        bool,
+        typer.Option("--offload", help="On a GPU: keep single units in the host's memory, fetched ahead. Costs time."),
+    ] = False,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Make pictures or text, with a schedule or without."""
     from tenuto.cli.app import check_device
+    from tenuto.errors import UsageError
     from tenuto.files import check_writable
     from tenuto.models import is_pipeline, load
     from tenuto.sampling.masked import sampling_for
-    from tenuto.sampling.pictures import Sampling
+    from tenuto.sampling.pictures import Sampling, every_step
     from tenuto.scheduling.schedule import load_schedule
 
     chosen, place = load_schedule(schedule) if schedule else None, check_device(device)
     if output is not None:
         check_writable(output / "generation.json", reads=[model, *([schedule] if schedule else [])])
-    drawing: dict[str, Any] = {"solver": solver, "vae": vae, "memory": memory}
+    drawing: dict[str, Any] = {"solver": solver, "vae": vae, "memory": memory, "offload": offload or None}
+    if quality is not None and chosen is not None:
+        raise UsageError("--schedule says which steps are computed, and --quality decides it on the way: give one.")
     writing: dict[str, Any] = {
         "length": length,
         "block-length": block_length,
@@ -106,13 +117,13 @@ def generate(
         _refuse("a diffusers pipeline", model, **drawing, **writing)
         wanted = _captions(model, classes, prompts, count)
         record.take(_needed(output), steps, STEPS, guidance=guidance)
-        return _draw_with_pipeline(record, wanted, seed, place, mode=mode, compiled=compiled)
+        return _draw_with_pipeline(record, wanted, seed, place, quality, mode=mode, compiled=compiled)
     loaded = load(model, device=place)
     family = loaded.architecture
-    guidance = family.guidance if guidance is None else guidance
+    guidance = loaded.guidance if guidance is None else guidance
     how: dict[str, Any] = {"mode": mode, "compiled": compiled}
     if family.asks_for == "prompt":
-        _refuse("a language model", model, **drawing)
+        _refuse("a language model", model, **drawing, quality=quality)
         length = LENGTH if length is None else length
         record.take(output, steps, length, **({} if parallel is None else {"parallel": parallel}))
         sampling = sampling_for(
@@ -129,8 +140,9 @@ def generate(
     _refuse("a model that draws", model, **writing)
     record.take(_needed(output), steps, STEPS, solver=solver or "ddim", guidance=guidance)
     ask = _classes if family.asks_for == "class" else _drawn_captions
-    executor = _executor(loaded, chosen, None if memory is None else memory * 2**20, **how)
-    by = Sampling(steps=record.steps, solver=solver or "ddim", guidance=guidance)
+    plan = chosen if quality is None else every_step(loaded, record.steps)
+    executor = _executor(loaded, plan, None if memory is None else memory * 2**20, offload, **how)
+    by = Sampling(steps=record.steps, solver=solver or "ddim", guidance=guidance, quality=quality)
     return _draw(record, loaded, ask(loaded, classes, prompts, count), by, batch, seed, vae, executor)
 
 
@@ -152,6 +164,7 @@ class Record:
     schedule_path: Path | None
     schedule: "Schedule | None"
     steps: int = 0
+    told: list[tuple[int, float | None]] = field(default_factory=list)  # evaluations, and dB to the full run, estimated
     made: dict[str, Any] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
 
@@ -167,11 +180,12 @@ class Record:
         from tenuto.provenance import provenance
 
         self.made |= made
+        work = sum(count for count, _ in self.told) / (len(self.told) * self.steps) if self.told else 1.0
         facts = provenance(
             **self.facts,
             schedule=str(self.schedule_path) if self.schedule_path else None,
-            work=self.schedule.budget if self.schedule else 1.0,
-            flop_work=self.schedule.flop_budget if self.schedule else 1.0,
+            work=self.schedule.budget if self.schedule else work,
+            flop_work=self.schedule.flop_budget if self.schedule else work,
             steps=self.steps,
             seconds=round(time.perf_counter() - self.started, 3),
             **self.made,
@@ -189,6 +203,10 @@ class Record:
             print_json(facts)
         else:
             work = "" if self.schedule is None else f", {self.schedule.budget:.0%} of the unit-steps computed"
+            if self.told and self.schedule is None:
+                estimate = min((one for _, one in self.told if one is not None), default=None)
+                near = "" if estimate is None else f"; about {estimate:.0f} dB to the full run or nearer, estimated"
+                work = f", {facts['work']:.0%} of them computed{near}"
             tell(f"{what} ({facts['seconds']:.1f} s, {self.steps} steps{work})")
 
 
@@ -220,6 +238,7 @@ def _draw(
             sampling=sampling,
             batch=batch,
             progress=advance,
+            told=lambda count, near: record.told.append((count, near)),
         )
         for samples in batches:
             first = len(images)
@@ -235,11 +254,17 @@ def _draw(
         say(f"To stay within --memory: {report.given_up}.")
 
 
-def _executor(model: "Model", schedule: "Schedule | None", memory: int | None, **how: Any) -> "Executor":
+def _executor(model: "Model", schedule: "Schedule | None", memory: int | None, offload: bool, **how: Any) -> "Executor":
     """What runs the model, within so many bytes if --memory says how many."""
     from tenuto.errors import UsageError
-    from tenuto.runtime.executor import Executor, executor_for
+    from tenuto.runtime.executor import UNITS, Executor, executor_for
 
+    if offload:
+        if memory is not None:
+            raise UsageError("--memory bounds what is kept on the device, and with --offload nothing is: give one.")
+        if schedule is None or schedule.keep not in UNITS or model.device.type != "cuda":
+            raise UsageError("--offload is for a schedule that keeps single units (branch, update), on a GPU.")
+        return Executor(model.network, schedule, offload=True, **how)
     if memory is None:
         return executor_for(model.network, schedule, **how)
     if schedule is None:
@@ -247,14 +272,16 @@ def _executor(model: "Model", schedule: "Schedule | None", memory: int | None, *
     return Executor(model.network, schedule, memory=memory, **how)
 
 
-def _draw_with_pipeline(record: Record, wanted: list[str], seed: int, device: Any, **how: Any) -> None:
+def _draw_with_pipeline(
+    record: Record, wanted: list[str], seed: int, device: Any, quality: float | None, **how: Any
+) -> None:
     """The diffusers pipeline itself draws, and its denoiser follows the schedule."""
     import torch
     from diffusers import DiffusionPipeline
 
     from tenuto.cli.console import counted, progress, tell
     from tenuto.errors import CheckpointError
-    from tenuto.pipelines.enable import accelerated
+    from tenuto.pipelines.enable import accelerated, summary
     from tenuto.showing.images import save_image
 
     assert record.folder is not None
@@ -266,13 +293,20 @@ def _draw_with_pipeline(record: Record, wanted: list[str], seed: int, device: An
     pipe.set_progress_bar_config(disable=True)
     options = {} if guidance is None else {"guidance_scale": guidance}
     images: list[dict[str, Any]] = []
-    held = accelerated(pipe, schedule=record.schedule, check_weights=True, **how) if record.schedule else nullcontext()
+    held: Any = nullcontext()
+    if record.schedule is not None:
+        held = accelerated(pipe, schedule=record.schedule, check_weights=True, **how)
+    elif quality is not None:
+        held = accelerated(pipe, quality=quality, **how)
     with held, claimed(record.folder), progress("Generating", len(wanted)) as advance:
         for i, prompt in enumerate(wanted):
             generator = torch.Generator().manual_seed(seed + i)
             picture = pipe(prompt, num_inference_steps=record.steps, generator=generator, **options).images[0]
             save_image(picture, record.folder / f"{i:05d}.png")
             images.append({"file": f"{i:05d}.png", "caption": prompt, "seed": seed + i})
+            if quality is not None:
+                last = summary(pipe)
+                record.told.append((last.computed_steps, last.estimated))
             record.write(images=images)
             advance(1)
     record.finish(f"{counted(len(images), 'picture')} in {record.folder}", tell)

@@ -3,6 +3,7 @@
 Adding an architecture is one file beside this one and one line in ARCHITECTURES.
 """
 
+import math
 import os
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -38,6 +39,7 @@ ARCHITECTURES = {
 SHIPPED = ("tiny-llada", "tiny-dit", "tiny-uvit", "tiny-sdxl", "natural-dit")
 PACKAGE = Path(str(resources.files("tenuto")))
 HUB_FILES = ("{}config.json", "{}*.safetensors", "{}*.safetensors.index*.json")
+OWN_FIELDS = ("model_type", "labels", "guidance")  # in a config.json of ours, beside the network's own
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt")
 
 
@@ -97,6 +99,12 @@ class Model:
             return self.architecture.noise
         return self.architecture.noise.from_scheduler(read_json(beside, "scheduler config"), str(beside))
 
+    @property
+    def guidance(self) -> float:
+        """The scale of guidance that suits the model: what its config.json says, else its family's."""
+        config = None if self.stored is None else self.stored.checkpoint.config
+        return float((config or {}).get("guidance", self.architecture.guidance))
+
     def __repr__(self) -> str:
         return f"<Model {self.name}: {self.architecture.name}, {len(self.units)} units, {self.dtype} on {self.device}>"
 
@@ -118,8 +126,11 @@ class Model:
     @cached_property
     def text_encoder(self) -> Any:
         """The text encoder of a model that draws from captions, stored beside its UNet."""
+        from tenuto.models.pipeline_texts import PipelineTexts
         from tenuto.models.text_encoder import load_text_encoder
 
+        if is_pipeline(self._directory()):
+            return PipelineTexts(self._directory(), self.device, self.dtype)
         return load_text_encoder(self._directory() / "text_encoder").to(self.device)
 
     def _directory(self) -> Path:
@@ -282,10 +293,12 @@ def _config(checkpoint: Checkpoint, family: Architecture) -> tuple[Any, tuple[st
             ) from error
         except ValueError as error:  # a tensor has another rank, or there are no blocks
             raise CheckpointError(f"{checkpoint.path} looks like a {family.name}, but its tensors do not.") from error
-    given = {key: value for key, value in checkpoint.config.items() if key not in ("model_type", "labels")}
-    labels = checkpoint.config.get("labels", [])
+    given = {key: value for key, value in checkpoint.config.items() if key not in OWN_FIELDS}
+    labels, guidance = checkpoint.config.get("labels", []), checkpoint.config.get("guidance", 0)
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise ConfigError("its labels should be a list of class names")
+    if isinstance(guidance, bool) or not isinstance(guidance, int | float) or not 0 <= guidance < math.inf:
+        raise ConfigError(f"its guidance should be a number from 0 on, not {guidance!r}")
     return family.config_from(given), tuple(labels)
 
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from tenuto.models.architecture import ConfigError
-from tenuto.models.language_block import Memory, cached_step, rotary_angles
+from tenuto.models.cached_step import cached_step, suits
+from tenuto.models.language_block import Memory, rotary_angles
 from tenuto.runtime.compilation import compiling, plainly
 from tenuto.runtime.positions import places_of, take
 from tenuto.runtime.residual import Deferred, Residual, plain
@@ -132,14 +133,17 @@ class LanguageNetwork(nn.Module):
             made = None if made is None else places_of(made, rows)
         rope = Deferred(lambda: rotary_angles(places, self.config.head_dim, self.config.rope_theta))
         h = embedding(tokens)
-        if memory is not None and rows is not None and residual in (plain, plainly):
-            h = cached_step(h, list(blocks), rope, mask, memory[0], rows)
+        across = memory is not None and residual in (plain, plainly)  # nothing comes between two blocks
+        if across and (rows is not None or suits(h, list(blocks))):
+            h = cached_step(h, list(blocks), norm, rope, mask, memory[0], rows)  # type: ignore[index]
+            h = h if made is None else take(h, made)
         else:
             # With a KV cache, full steps are rare, and each length of a prompt would be compiled for itself.
             with compiling(False) if memory is not None else nullcontext():
                 for block in blocks:
                     h = block(h, rope, mask, residual, memory)
-        logits: Tensor = head(norm(h if made is None else take(h, made)))
+            h = norm(h if made is None else take(h, made))
+        logits: Tensor = head(h)
         return logits if read is None else read(logits)
 
     def fuse(self) -> None:

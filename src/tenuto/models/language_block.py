@@ -1,19 +1,14 @@
-"""The block that masked diffusion language models share: attention to all tokens and a gated MLP, with a KV cache.
+"""The block that masked diffusion language models share: attention to all tokens and a gated MLP, with a KV cache."""
 
-A step with a KV cache crosses blocks in one function (`cached_step`): nothing needs to come between two of them.
-"""
-
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tenuto.models.attention import attention
 from tenuto.runtime.compilation import at_once, branch_function
 from tenuto.runtime.keys import Keys
 from tenuto.runtime.positions import take
@@ -147,7 +142,8 @@ class LanguageBlock(nn.Module):
     def seen(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         # Heads that share keys ask together: to the attention, they are more queries of one head.
         asked = q.unflatten(1, (-1, self.shared)).flatten(2, 3)
-        return attention(asked, k, v, mask).unflatten(2, (self.shared, -1)).flatten(1, 2)
+        found = F.scaled_dot_product_attention(asked, k, v, attn_mask=mask)
+        return found.unflatten(2, (self.shared, -1)).flatten(1, 2)
 
     def fed(self, x: Tensor) -> Tensor:
         x = self.ff_norm(x)
@@ -194,59 +190,6 @@ def _joined(parts: list[nn.Parameter], joined: Tensor | None) -> Tensor:
         for part, lies in zip(parts, joined.split([len(part) for part in parts]), strict=True):
             part.data = lies
     return joined
-
-
-def cached_step(
-    h: Tensor, blocks: Sequence[LanguageBlock], rope: Deferred, mask: Tensor | None, keys: Keys, rows: Tensor
-) -> Tensor:
-    """All blocks at some tokens, the KV cache supplying the others: what `LanguageBlock.forward` computes.
-
-    If no unit is held, nothing needs to come between two blocks. So everything from one attention to the next is one
-    function: compiled, it runs in half as many kernels, and the cache is written by the kernel that computes the keys.
-    """
-    first, last = blocks[0], blocks[-1]
-    q = enter(first, h, rope[0], rope[1], *keys.of(first.name), rows)
-    for block, after in pairwise(blocks):
-        seen = block.seen(q, *keys.of(block.name), mask)
-        h, q = cross(block, after, h, seen, rope[0], rope[1], *keys.of(after.name), rows)
-    left: Tensor = leave(last, h, last.seen(q, *keys.of(last.name), mask))
-    return left
-
-
-@branch_function
-def enter(
-    block: LanguageBlock, h: Tensor, cosines: Tensor, sines: Tensor, all_keys: Tensor, all_values: Tensor, rows: Tensor
-) -> Tensor:
-    """The queries of a block; its keys and values are written into the cache."""
-    return _entered(block, h, cosines, sines, all_keys, all_values, rows)
-
-
-@branch_function
-def cross(block: LanguageBlock, after: LanguageBlock, h: Tensor, seen: Tensor, *entering: Tensor) -> tuple[Tensor, ...]:
-    """From what a block's attention saw to the stream behind the block and the next block's queries."""
-    h = _left(block, h, seen)
-    return h, _entered(after, h, *entering)
-
-
-@branch_function
-def leave(block: LanguageBlock, h: Tensor, seen: Tensor) -> Tensor:
-    return _left(block, h, seen)
-
-
-def _entered(
-    block: LanguageBlock, h: Tensor, cosines: Tensor, sines: Tensor, all_keys: Tensor, all_values: Tensor, rows: Tensor
-) -> Tensor:
-    q, k, v = block.projected(h, cosines, sines)
-    row = torch.arange(len(rows), device=rows.device)[:, None, None]
-    head = torch.arange(k.shape[1], device=rows.device)[None, :, None]
-    all_keys.index_put_((row, head, rows[:, None, :]), k.to(all_keys.dtype))
-    all_values.index_put_((row, head, rows[:, None, :]), v.to(all_values.dtype))
-    return q
-
-
-def _left(block: LanguageBlock, h: Tensor, seen: Tensor) -> Tensor:
-    h = h + block.merged(seen)
-    return h + block.fed(h)
 
 
 def _given(rows: Tensor | None) -> tuple[Tensor, ...]:

@@ -80,6 +80,13 @@ class TextEncoder(nn.Module):
         """[len(captions), length]; guidance leads away from the empty caption."""
         return torch.tensor([self._ids(caption) for caption in captions])
 
+    def conditions(self, captions: Sequence[str], shape: Sequence[int], dtype: torch.dtype) -> tuple[Any, ...]:
+        """What SDXL's UNet needs: vectors of the tokens, one of each caption, and the size and crop of the picture."""
+        device = self.positions.device
+        tokens, pooled = self(self.tokenize(captions).to(device))
+        sizes = torch.tensor([*shape[-2:], 0, 0, *shape[-2:]], device=device).expand(len(captions), -1)
+        return tokens.to(dtype), {"text_embeds": pooled.to(dtype), "time_ids": sizes.to(dtype)}
+
     def _ids(self, caption: str) -> list[int]:
         words = re.findall(r"[a-z]+", caption.lower())
         numbers = {word: i for i, word in enumerate(self.config.vocabulary, start=2)}

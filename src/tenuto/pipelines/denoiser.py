@@ -79,8 +79,8 @@ class Denoiser:
 
     def _decide(self) -> None:
         """Score the weights, if the policy needs scores, and check the request."""
-        self.seen = weights_seen(self.module)
         request = self.request
+        self.seen = self._weights_seen()
         self.subject: Subject = Unscored(self.kind, self.kind, self.units or (WHOLE,))
         if request.ranked:
             self.subject = deciding.score(self.module)
@@ -95,6 +95,10 @@ class Denoiser:
         if self._foreign and (request.compiled or request.mode not in ("auto", "skip")):
             raise UsageError(f"The {self.name} {self._foreign}: leave mode and compiled out.")
         self._executor(example, request.mode, request.compiled)  # refuses what cannot be run
+
+    def _weights_seen(self) -> tuple[object, ...]:
+        """Outputs can be held whatever the weights are: then only what a graph must know of is compared."""
+        return weights_seen(self.module, values=self.request.ranked or self.request.on_change == "refuse")
 
     def _check_fits(self, given: Schedule) -> None:
         """Refuse a schedule of another model. A schedule that names no units fits every model."""
@@ -129,7 +133,7 @@ class Denoiser:
                 f"The {self.name} was exchanged or compiled after the pipeline was enabled. Disable the pipeline, and "
                 "enable it again."
             )
-        if weights_seen(self.module) == self.seen:
+        if self._weights_seen() == self.seen:
             return
         if self.request.on_change == "refuse":
             raise ScheduleError(
@@ -158,7 +162,8 @@ class Denoiser:
             if len(self._schedules) >= REMEMBERED:
                 self._schedules.clear()
             made = self._schedules[key] = self.request.schedule(self.subject, steps, log_snr)
-            if (advice := deciding.advice(made, text=False)) is not None:
+            advice = None if self.request.quality is not None else deciding.advice(made, text=False)
+            if advice is not None:
                 self._warn(advice)
         return self._schedules[key]
 

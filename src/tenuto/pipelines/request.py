@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
 from tenuto import deciding
 from tenuto.errors import UsageError
 from tenuto.runtime.executor import Mode
+from tenuto.runtime.pacing import check_quality
 from tenuto.scheduling.refresh import BUDGET, check_evaluations
 from tenuto.scheduling.schedule import Schedule
 from tenuto.scoring.units import Subject
@@ -20,6 +22,8 @@ class Request:
     budget: float | None = None
     evaluations: int | None = None
     speedup: float | None = None
+    quality: float | None = None
+    group: Any = None  # processes that must evaluate the same steps
     policy: deciding.Policy | None = None
     options: tuple[tuple[str, Any], ...] = ()  # of the policy
     mode: Mode = "auto"
@@ -35,16 +39,30 @@ class Request:
         asked = (self.budget, self.evaluations, self.speedup)
         if sum(one is not None for one in asked) > 1:
             raise UsageError("Give a budget, a number of evaluations or a speed-up, not two of them.")
+        if self.quality is not None:
+            self._check_quality()
+        elif self.group is not None:
+            raise UsageError("A group is needed only with a quality: otherwise all processes evaluate the same steps.")
         if self.evaluations is not None:
             check_evaluations(self.evaluations)
         for name, _ in self.options:
             if not any(name in kind.options for kind in deciding.POLICIES.values()):
-                known = sorted({name for kind in deciding.POLICIES.values() for name in kind.options})
-                raise UsageError(f"There is no option {name!r}; the options of policies are {', '.join(known)}.")
+                raise UsageError(f"There is no option {name!r}.{_remedy(name)}")
+
+    def _check_quality(self) -> None:
+        assert self.quality is not None
+        check_quality(self.quality)
+        if self.budget is not None or self.speedup is not None:
+            raise UsageError("Give a quality, a budget or a speed-up, not two of them. Evaluations limit a quality.")
+        if self.policy not in (None, "refresh") or self.options:
+            chosen = self.policy or ", ".join(name for name, _ in self.options)
+            raise UsageError(f"A quality chooses the evaluated steps by itself: leave out {chosen}.")
 
     def schedule(self, subject: Subject, steps: int, log_snr: Sequence[float] | None = None) -> Schedule:
         options = dict(self.options)
-        if self.evaluations is not None:
+        if self.quality is not None:
+            options["evaluations"] = steps  # the pace leaves some of them out
+        elif self.evaluations is not None:
             options["evaluations"] = min(self.evaluations, steps)
         if self.policy in (None, "refresh") and "every" not in options:
             options["log_snr"] = log_snr
@@ -55,7 +73,7 @@ class Request:
     @property
     def asks_for_work(self) -> bool:
         """Whether the request says how much is computed, or how."""
-        asked = (self.budget, self.evaluations, self.speedup, self.policy)
+        asked = (self.budget, self.evaluations, self.speedup, self.quality, self.policy)
         return any(one is not None for one in asked) or bool(self.options)
 
     def settings(self) -> dict[str, Any]:
@@ -68,6 +86,9 @@ class Request:
         """The request in words."""
         if self.given is not None:
             return f"a schedule of {self.given.steps} steps"
+        if self.quality is not None:
+            most = "" if self.evaluations is None else f", with at most {self.evaluations} evaluations"
+            return f"a quality of {self.quality:g} dB{most}"
         if self.evaluations is not None:
             return f"{self.evaluations} evaluations"
         if self.speedup is not None:
@@ -96,3 +117,14 @@ class Request:
         """Whether what runs the denoiser for one request also serves the other."""
         same = (self.mode, self.compiled) == (other.mode, other.compiled)
         return same and not self.holds_units and not other.holds_units
+
+
+def _remedy(name: str) -> str:
+    """What may have been meant by an option that there is not."""
+    if name in ("steps", "num_inference_steps"):
+        return " The number of steps is given where you generate: pipe(…, num_inference_steps=50)."
+    own = [one for one in Request.__dataclass_fields__ if one not in ("given", "options")]
+    known = sorted({"schedule", *own, *(one for kind in deciding.POLICIES.values() for one in kind.options)})
+    if near := get_close_matches(name, known, 1):
+        return f" Did you mean {near[0]}?"
+    return f" The options are {', '.join(known)}."

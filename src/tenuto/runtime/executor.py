@@ -42,6 +42,7 @@ from tenuto.runtime.residual import Residual, plain
 from tenuto.runtime.signature import Signature, signature_of
 from tenuto.runtime.stages import ROWS, Cells, Stage, Stages
 from tenuto.runtime.units.holding import Planes, UnitsKept
+from tenuto.runtime.units.offloading import HostPlanes
 from tenuto.runtime.units.plan import Plan
 from tenuto.runtime.units.planner import Planner
 from tenuto.scheduling.schedule import Schedule
@@ -82,11 +83,11 @@ class Executor:
     ) -> None:
         """network   called as network(…, residual=…)
         schedule  without one, everything is computed at every step
-        mode      auto: jagged on a GPU, skip elsewhere
+        mode      auto: jagged on a GPU, skip elsewhere; outputs: skip also on a GPU that does not wait for Python
         compiled  compile the network's branch functions, each once
         memory    the most bytes that may be kept of units, for inputs of one shape; the report says what was given up
         graphs    the most graphs for inputs of one shape; if more are needed, the nearest lifetimes are merged
-        offload   keep what graphs hold in the host's memory: slow, but takes no memory of the device
+        offload   keep what graphs hold in the host's memory, and fetch it ahead: no memory of the device, but more time
         module    the module that the network runs, if the network is not a module itself
         """
         if mode not in get_args(Mode):
@@ -139,7 +140,7 @@ class Executor:
 
     def cells_for(self, plan: Plan, device: torch.device) -> Cells:
         """The buffers in which graphs keep units."""
-        return Planes(plan, device, self.offload)
+        return HostPlanes(plan, device) if self.offload else Planes(plan, device)
 
     def plan(self, *inputs: Any, **named: Any) -> Plan:
         """The plan for such inputs; nothing is computed."""

@@ -1,5 +1,6 @@
 """Stages: the CUDA graphs of an executor and the buffers they work on, one stage for each kind of inputs."""
 
+import time
 import weakref
 from collections.abc import Sequence
 from threading import Lock
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 STAGES = 4  # how many signatures of inputs keep their graphs; the least recently used one is dropped
 SIGNATURES = 8  # for how many signatures of inputs one stage records graphs
 MANY = 512  # tokens; above that, full steps with a KV cache are not recorded
+BUSY = 2.0  # if the GPU computes so many times longer than Python takes to launch its kernels, a graph gains nothing
 ROWS = "rows of held units"  # the name of these positions among the inputs of a graph
 
 
@@ -147,6 +149,7 @@ class Stage:
         self.cells = cells  # None unless the schedule keeps units
         self.keys = keys  # None unless the schedule keeps keys
         self.weights = weights
+        self._pace: float | None = None  # see `_timed`
         self._owner: weakref.ref[Generation] | None = None
         self._done: torch.cuda.Event | None = None  # marks the end of the last evaluation
 
@@ -183,9 +186,34 @@ class Stage:
             self.cells.at(step)
         if self.graphs.has(program, signature):
             output = self.graphs.replay(program, signature, leaves)
+        elif executor.mode == "auto" and self.cells is None and self.keys is None and not self._waits:
+            inputs, named = tree_unflatten(list(leaves), spec)
+            output = self._timed(executor, step, inputs, named)
         else:
             output = self._record(executor, program, step, signature, leaves, spec, first)
         self._done = torch.cuda.current_stream(self.graphs.device).record_event()
+        return output
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the GPU waits for Python, so that a graph is worth its memory."""
+        return self._pace is not None and 0 < self._pace < BUSY
+
+    def _timed(self, executor: "Executor", step: int, inputs: Any, named: Any) -> Any:
+        """An evaluation without a graph. The first one warms up. The second one measures the pace: the seconds that
+        the GPU takes, divided by the seconds that Python takes to launch its kernels.
+        """
+        if self._pace != 0:
+            self._pace = self._pace or 0.0
+            return executor.evaluate(step, inputs, named, named.pop(ROWS, None))
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start = time.perf_counter()
+        began.record()
+        output = executor.evaluate(step, inputs, named, named.pop(ROWS, None))
+        ended.record()
+        launching = time.perf_counter() - start
+        ended.synchronize()
+        self._pace = began.elapsed_time(ended) / 1000 / launching
         return output
 
     def _record(

@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 
 import torch
 from torch import Tensor
 
-from tenuto.runtime.compilation import branch_function
+from tenuto.runtime.compilation import branch_function, function_of_many_shapes
 from tenuto.sampling.settings import MaskedSampling
+
+PARTS = 64  # in which a vocabulary is read, if it can be divided by so many
 
 
 def nucleus(logits: Tensor, sampling: MaskedSampling) -> Tensor:
@@ -68,6 +71,7 @@ def most_confident(confidence: Tensor, count: int) -> Tensor:
     return confidence.sort(dim=1, descending=True, stable=True).indices[:, :count]
 
 
+@function_of_many_shapes
 def accepted(confidence: Tensor, likely: Tensor, masked: Tensor, sampling: MaskedSampling) -> Tensor:
     """[B, P] bool: the guesses that parallel decoding writes.
 
@@ -108,10 +112,14 @@ class Likeliest:
 
 @branch_function
 def _read(logits: Tensor, mask_token: int) -> tuple[Tensor, Tensor]:
-    wide = logits.float()
-    allowed = torch.arange(wide.shape[-1], device=wide.device) != mask_token
-    best, guesses = wide.where(allowed, -torch.inf).max(-1)
-    return guesses, (best - wide.logsumexp(-1)).exp()
+    # The vocabulary is read in parts at the same time: there are few places, and a GPU has many processors.
+    parts = gcd(logits.shape[-1], PARTS)
+    wide = logits.float().unflatten(-1, (parts, -1))
+    words = torch.arange(logits.shape[-1], device=logits.device).view(parts, -1)
+    best, within = wide.where(words != mask_token, -torch.inf).max(-1)
+    most, part = best.max(-1)
+    guesses = part * wide.shape[-1] + within.gather(-1, part[..., None])[..., 0]
+    return guesses, (most - wide.logsumexp(-1).logsumexp(-1)).exp()
 
 
 def _without(logits: Tensor, token: int) -> Tensor:

@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tenuto.models.language import LanguageConfig, LanguageNetwork
+from tenuto.runtime.compilation import compiling
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.guesses import Likeliest, accepted, choose_tokens, confidences, nucleus, probability
 from tenuto.sampling.prompts import Canvas
 from tenuto.sampling.settings import MaskedSampling
-from tenuto.scheduling.schedule import Rows
+from tenuto.sampling.window import Rules, plan, settle
 
 
 @dataclass(frozen=True)
@@ -65,25 +65,31 @@ def write_in_parallel(
     network = executor.network
     device = next(network.parameters()).device  # type: ignore[attr-defined]
     canvas = Canvas(prompts, config, sampling, start, pad_to, device)
-    text = Text(canvas.tokens[:, canvas.width :], sampling, config)
-    rows = "none" if executor.schedule is None else executor.schedule.rows
-    window = Window(text, sampling, getattr(network, "shift", 0), rows)
+    tokens, shift = canvas.tokens[:, canvas.width :], getattr(network, "shift", 0)
+    stale = torch.zeros(len(tokens), shift + sampling.length, dtype=torch.bool, device=device)
+    rules = Rules(
+        mask=config.mask_token_id,
+        end=config.eos_token_id if sampling.stop_at_eos else None,
+        block=sampling.block_length,
+        shift=shift,
+        rows="none" if executor.schedule is None else executor.schedule.rows,
+        sliding=sampling.sliding,
+    )
     plain = not (sampling.guidance or sampling.temperature) and sampling.top_p == 1
     reader = Likeliest(config.mask_token_id) if plain and sampling.remasking == "low_confidence" else None
     reads = isinstance(network, LanguageNetwork)
+    compiled = executor.compiled and not on_host(device)
     evaluate, late = executor.start(), Late(device)
     whole = torch.arange(sampling.block_length, device=device).expand(len(prompts), -1)
     for step in range(sampling.length):
         full = executor.schedule is None or executor.full_steps[step]
-        block, inside = text.block()
-        computed, ready = window.next(inside, full)
-        masked = ready.gather(1, block)
+        with compiling(compiled):
+            asked, masked, computed = plan(tokens, stale, rules, full)
         places = whole
         if on_host(device):
             most = int(masked.sum(1).max())
             places = (~masked).to(torch.uint8).sort(dim=1, stable=True).indices[:, :most]
-            masked = masked.gather(1, places)
-        asked = block.gather(1, places)
+            asked, masked = asked.gather(1, places), masked.gather(1, places)
         inputs, named = canvas.inputs(
             canvas.width + asked, None if computed is None else (canvas.width + computed).clamp(min=0)
         )
@@ -97,10 +103,10 @@ def write_in_parallel(
             confidence = likely
             if sampling.remasking != "low_confidence":
                 confidence = confidences(logits, guesses, sampling, canvas.seeded, places)
-        chosen = accepted(confidence, likely, masked, sampling)
-        text.write(asked, guesses, chosen)
-        window.wrote(asked, chosen)
-        for told in late.tell(asked, guesses, chosen, text.ended()):
+        with compiling(compiled):
+            chosen = accepted(confidence, likely, masked, sampling)
+            sent = settle(tokens, stale, asked, guesses, chosen, rules)
+        for told in late.tell(sent):
             yield told.written(start)
         if late.all_ended:
             break
@@ -108,97 +114,12 @@ def write_in_parallel(
         yield told.written(start)
     if executor.schedule is not None:
         evaluate.step = executor.schedule.steps  # nothing that is kept will be read again
-    return canvas.tokens[:, canvas.width :]
+    return tokens
 
 
 def on_host(device: torch.device) -> bool:
     """Whether the host computes: then reading a value is free, and shapes may change."""
     return device.type == "cpu"
-
-
-class Text:
-    """The answers while they are written: a view of a canvas, [B, length]."""
-
-    def __init__(self, tokens: Tensor, sampling: MaskedSampling, config: LanguageConfig) -> None:
-        self.tokens, self._sampling = tokens, sampling
-        self._mask, self._end = config.mask_token_id, config.eos_token_id
-
-    def masked(self) -> Tensor:
-        """[B, length]: the places that are still masks."""
-        return self.tokens == self._mask
-
-    def _wanted(self) -> Tensor:
-        """[B, length]: the masks that must still be written: those before the first end-of-text."""
-        masked = self.masked()
-        if self._sampling.stop_at_eos:
-            masked = masked & ((self.tokens == self._end).cumsum(1) == 0)
-        return masked
-
-    def block(self) -> tuple[Tensor, Tensor]:
-        """The places of each row's block, [B, block_length], and the same as flags, [B, length].
-
-        Of a row that has ended: any block.
-        """
-        size, length = self._sampling.block_length, self.tokens.shape[1]
-        wanted = self._wanted()
-        if self._sampling.sliding:
-            masked = self.masked()
-            places = (~masked).to(torch.uint8).sort(dim=1, stable=True).indices[:, :size]
-            return places, masked & (masked.cumsum(1) <= size)
-        first = wanted.to(torch.uint8).argmax(1, keepdim=True) // size * size
-        everywhere = torch.arange(length, device=self.tokens.device)
-        return first + everywhere[:size], (everywhere >= first) & (everywhere < first + size)
-
-    def write(self, places: Tensor, guesses: Tensor, chosen: Tensor) -> None:
-        """Write the chosen guesses, unless the row has ended."""
-        chosen &= ~self.ended()[:, None]
-        self.tokens.scatter_(1, places, torch.where(chosen, guesses, self.tokens.gather(1, places)))
-
-    def ended(self) -> Tensor:
-        """[B]: whether a row has ended."""
-        return ~self._wanted().any(1)
-
-
-class Window:
-    """Which positions an evaluation with a KV cache computes: a fixed number, chosen for each row on the device."""
-
-    def __init__(self, text: Text, sampling: MaskedSampling, shift: int, kind: Rows) -> None:
-        """shift: a token is predicted this many positions before it, so the places begin at −shift"""
-        self._text, self._shift, self._kind = text, shift, kind
-        self._block = sampling.block_length
-        self._places = torch.arange(-shift, sampling.length, device=text.tokens.device)
-        self._stale = torch.zeros(len(text.tokens), len(self._places), dtype=torch.bool, device=text.tokens.device)
-
-    def next(self, inside: Tensor, full: bool) -> tuple[Tensor | None, Tensor]:
-        """inside: the block, [B, length].
-
-        The computed positions [B, P], counted from the prompts' ends, and the masks that are predicted [B, length].
-
-        None instead of positions: the schedule computes the same at all of them.
-        """
-        masked = self._text.masked()
-        if self._kind == "none":
-            return None, masked
-        if self._kind == "generated":
-            return self._places.expand(len(masked), -1), masked
-        places, shift, count = self._places, self._shift, len(self._places)
-        # A mask is predicted `shift` positions before it: the mask at p belongs to places[p] = p − shift.
-        needed = F.pad(masked & inside, (0, shift))
-        near = F.pad(inside, (0, shift)) | F.pad(inside, (shift, 0))
-        rank = torch.where(self._stale, 0, torch.where(needed, 1, torch.where(near, 2, 3)))
-        order = (rank * count + torch.arange(count, device=places.device)).sort(dim=1).indices
-        chosen = order[:, : max(self._block, 2) + shift]  # of two: a token just written, and a mask
-        if full:
-            self._stale = torch.zeros_like(self._stale)
-            return chosen - shift, masked
-        self._stale = self._stale.scatter(1, chosen, False)
-        computed = torch.zeros_like(self._stale).scatter_(1, chosen, True)
-        return chosen - shift, masked & computed[:, : masked.shape[1]]
-
-    def wrote(self, places: Tensor, chosen: Tensor) -> None:
-        """Record that these tokens changed: their keys and values are those of a mask."""
-        at = places + self._shift
-        self._stale = self._stale.scatter(1, at, self._stale.gather(1, at) | chosen)
 
 
 @dataclass(frozen=True)
@@ -225,9 +146,8 @@ class Late:
         self._spare: list[Tensor] = []
         self.all_ended = False
 
-    def tell(self, places: Tensor, tokens: Tensor, chosen: Tensor, ended: Tensor) -> Iterator[Told]:
-        """Send what an evaluation wrote; yield what has arrived."""
-        sent = torch.cat([torch.stack([places, tokens, chosen.long()], 1).flatten(1), ended[:, None].long()], 1)
+    def tell(self, sent: Tensor) -> Iterator[Told]:
+        """Send what `settle` says of an evaluation; yield what has arrived."""
         fits = self._spare and self._spare[-1].shape == sent.shape
         there = self._spare.pop() if fits else torch.empty(sent.shape, dtype=sent.dtype, pin_memory=self._pinned)
         there.copy_(sent, non_blocking=True)

@@ -10,16 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tenuto.errors import CheckpointError, UsageError
+from tenuto.errors import CheckpointError, UsageError, check_whole
 from tenuto.models import Model
 from tenuto.models.architecture import NoiseLevels
 from tenuto.models.solvers import Solver, nature_for, solver_for
 from tenuto.runtime.executor import Executor, Mode, executor_for
+from tenuto.runtime.pacing import Pace, check_quality
 from tenuto.runtime.residual import plain
 from tenuto.runtime.stepping import Stepping
+from tenuto.scheduling.refresh import refresh
 from tenuto.scheduling.schedule import Schedule
+from tenuto.scoring.units import Unscored
 
 Watch = Callable[[int, Tensor, Tensor], object]
+Told = Callable[[int, float | None], object]
 PREPARED_BYTES = 32 * 2**20  # of conditioning computed ahead at once; more takes memory and saves little
 
 
@@ -29,20 +33,20 @@ class Sampling:
 
     steps: int = 50  # network evaluations: both solvers evaluate once a step
     solver: Solver = "ddim"
-    guidance: float | None = (
-        None  # w in ε_null + w (ε_class − ε_null); 1 means none, and costs half; None: the family's
-    )
+    guidance: float | None = None  # w in ε_null + w (ε_class − ε_null); 1 means none, and costs half; None: the model's
     guided_channels: int | None = None  # all noise channels by default; the DiT reference's own script guides 3 of 4
+    quality: float | None = None  # dB to the full run; the steps that are evaluated are then chosen on the way
 
     def __post_init__(self) -> None:
-        if not 1 <= self.steps <= 1000:
-            raise UsageError(f"The number of steps lies between 1 and 1000, not at {self.steps}.")
+        check_whole("The number of steps", self.steps, most=1000)
         if self.solver not in ("ddim", "dpm++"):
             raise UsageError(f"The solver is ddim or dpm++, not {self.solver!r}.")
         if self.guidance is not None and not 0 <= self.guidance < math.inf:
             raise UsageError(f"Guidance must be neither negative nor infinite, and {self.guidance} is.")
-        if self.guided_channels is not None and self.guided_channels < 1:
-            raise UsageError(f"At least one channel must be guided, not {self.guided_channels}.")
+        if self.quality is not None:
+            check_quality(self.quality)
+        if self.guided_channels is not None:
+            check_whole("The number of guided channels", self.guided_channels)
 
 
 def generate(model: Model, classes: Sequence[int | str] | None = None, **options: Any) -> Tensor:
@@ -65,6 +69,7 @@ def generate_batches(
     batch: int = 16,
     progress: Callable[[int], object] = lambda images: None,
     watch: Watch | None = None,
+    told: Told | None = None,
     **options: Any,
 ) -> Iterator[Tensor]:
     """Images or latents, one for each class or caption, in batches: each [B, C, H, W], nominally in [-1, 1].
@@ -78,7 +83,9 @@ def generate_batches(
     progress  called after every step with the number of images in the batch
     watch     called at every step that holds the output, with the step, the predicted output and the exact output,
               which is computed for this purpose only
-    options   fields of `Sampling` (steps, solver, guidance, guided_channels), instead of `sampling`; by
+    told      called after each batch whose outputs are held, with the number of evaluations and the estimated distance
+              to the full run (dB, of the worst sample; None if it cannot be told)
+    options   fields of `Sampling` (steps, solver, guidance, guided_channels, quality), instead of `sampling`; by
               default steps are the schedule's
     """
     if not isinstance(model, Model):
@@ -95,12 +102,23 @@ def generate_batches(
     if schedule is not None and sampling is None:
         options = {"steps": schedule.steps, **options}
     sampling = sampling or Sampling(**options)
+    if sampling.quality is not None:
+        if schedule is not None and (not schedule.active.all() or schedule.keep != "output"):
+            raise UsageError("A schedule says which steps are evaluated: give it or a quality, not both.")
+        schedule = schedule or every_step(model, sampling.steps)
     wanted = _wanted(model, classes, captions)
-    seeds = [seed + i for i in range(len(wanted))] if seeds is None else seeds
+    if seeds is None:
+        check_whole("seed", seed, -(2**63), 2**63)
+        seeds = [seed + i for i in range(len(wanted))]
     _check_request(model, wanted, seeds, sampling, schedule, batch)
     executor = executor or executor_for(model.network, schedule, mode, compiled)
     for chunk, noise in _batches(model, wanted, seeds, batch):
-        yield _sample_batch(model, executor, chunk, noise, sampling, progress, watch)
+        yield _sample_batch(model, executor, chunk, noise, sampling, progress, watch, told)
+
+
+def every_step(model: Model, steps: int) -> Schedule:
+    """A schedule that evaluates every step; with a quality, some of them are left out on the way."""
+    return refresh(Unscored(model.name, model.architecture.name, model.units), steps, evaluations=steps)
 
 
 @torch.inference_mode()
@@ -112,16 +130,17 @@ def _sample_batch(
     sampling: Sampling,
     progress: Callable[[int], object],
     watch: Watch | None,
+    told: Told | None,
 ) -> Tensor:
     by_class = model.architecture.asks_for == "class"
     guided = guidance_of(model, sampling) != 1
     conditions = (_class_conditions if by_class else _caption_conditions)(model, wanted, guided)
-    return denoised(model, executor, conditions, x, sampling, progress, watch)
+    return denoised(model, executor, conditions, x, sampling, progress, watch, told)
 
 
 def guidance_of(model: Model, sampling: Sampling) -> float:
-    """The scale that was asked for, or the family's."""
-    return model.architecture.guidance if sampling.guidance is None else sampling.guidance
+    """The scale that was asked for, or the model's own."""
+    return model.guidance if sampling.guidance is None else sampling.guidance
 
 
 def denoised(
@@ -132,6 +151,7 @@ def denoised(
     sampling: Sampling,
     progress: Callable[[int], object] = lambda images: None,
     watch: Watch | None = None,
+    told: Told | None = None,
 ) -> Tensor:
     """From noise to samples. With guidance, the conditions are those with the request, then those without."""
     assert model.noise is not None
@@ -143,10 +163,14 @@ def denoised(
     needed = [watch is not None or executor.evaluates(step) for step in range(len(times))]
     ahead = prepared(model.network, times, conditions, needed)
     evaluate, schedule = executor.start(), executor.schedule
-    stepping = None
+    stepping, computed = None, list(executor.full_steps)
     if schedule is not None and executor.keep == "output":
         nature = nature_for(model.noise, sampling.steps, sampling.solver)
-        stepping = Stepping(solver, nature, executor.full_steps, schedule.order, schedule.corrected)
+        pace = None
+        if sampling.quality is not None:
+            assert nature.levels is not None, "our own solvers' levels are known"
+            pace = Pace(sampling.quality, nature.levels)
+        stepping = Stepping(solver, nature, computed, schedule.order, schedule.corrected, pace, private=True)
 
     def noise(run: Callable[..., Any], time: Tensor, named: dict[str, Any]) -> Tensor:
         inputs = torch.cat([x, x]) if guided else x
@@ -161,7 +185,7 @@ def denoised(
 
         if stepping is None:
             x = take(noise(evaluate, time, named), x)[0]
-        elif executor.evaluates(step):
+        elif computed[step]:
             x = stepping.refresh(step, take, noise(partial(evaluate.evaluate_at, step), time, named), x)[0]
         else:
             if watch is not None:
@@ -169,6 +193,8 @@ def denoised(
                 watch(step, stepping.predicted(step, x), exact)
             x = stepping.hold(step, take, x)[0]
         progress(len(x))
+    if told is not None and stepping is not None:
+        told(sum(computed), stepping.estimated)
     return x
 
 
@@ -191,13 +217,10 @@ def _class_conditions(model: Model, classes: Sequence[int], guided: bool) -> tup
     return (labels,)
 
 
-def _caption_conditions(model: Model, captions: Sequence[str], guided: bool) -> tuple[Tensor, dict[str, Tensor]]:
-    """What SDXL's UNet needs: vectors of the tokens, one of the caption, and the size and crop of the picture."""
+def _caption_conditions(model: Model, captions: Sequence[str], guided: bool) -> tuple[Any, ...]:
     texts = [*captions, *([""] * len(captions) if guided else [])]  # guidance leads away from the empty caption
-    tokens, pooled = model.text_encoder(model.text_encoder.tokenize(texts).to(model.device))
-    _, height, width = model.config.sample_shape
-    sizes = torch.tensor([height, width, 0, 0, height, width], device=model.device).expand(len(texts), -1)
-    return tokens.to(model.dtype), {"text_embeds": pooled.to(model.dtype), "time_ids": sizes.to(model.dtype)}
+    conditions: tuple[Any, ...] = model.text_encoder.conditions(texts, model.config.sample_shape, model.dtype)
+    return conditions
 
 
 def guide(noise: Tensor, guidance: float, channels: int | None = None) -> Tensor:
@@ -267,7 +290,9 @@ def _wanted(model: Model, classes: Sequence[int | str] | None, captions: Sequenc
 def class_index(model: Model, wanted: int | str) -> int:
     """A class by its number or its name."""
     if not isinstance(wanted, str) or wanted.isdecimal():
-        return int(wanted)
+        number = int(wanted) if isinstance(wanted, str) else wanted
+        check_whole("A class", number, least=0)
+        return number
     found = [i for i, label in enumerate(model.labels) if label.lower() == wanted.lower()]
     if not found:
         known = ", ".join(model.labels) if model.labels else f"numbers 0 to {model.config.classes - 1} only"
@@ -299,8 +324,7 @@ def _check_request(
         raise UsageError(f"{model.name} knows the classes 0 to {model.config.classes - 1}, not {wrong[0]}.")
     if len(seeds) != len(wanted):
         raise UsageError(f"There must be a seed for each sample: {len(seeds)} seeds, {len(wanted)} samples.")
-    if batch < 1:
-        raise UsageError(f"A batch holds at least one image, not {batch}.")
+    check_whole("The size of a batch", batch)
     if schedule is not None:
         model.check_fits(schedule)
         if schedule.steps != sampling.steps:

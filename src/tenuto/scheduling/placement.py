@@ -2,7 +2,8 @@
 
 The noise falls unevenly along the steps of most schedulers, and the network's estimate changes with the noise. So the
 evaluations are spread evenly over a mixture of the step's number and its noise level (the logarithm of the
-signal-to-noise ratio). The last step is always computed, because it decides over the finest detail.
+signal-to-noise ratio). The last step is computed as well, because it decides over the finest detail, unless there are
+few evaluations for many steps: then the last evaluation is worth more a little earlier.
 """
 
 from collections.abc import Sequence
@@ -10,19 +11,20 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-MANY = 16  # evaluations
+FEW, MANY = 9, 16  # evaluations: fewer than the first are few, and from the second on they are many
 MIXED, MIXED_IF_FEW = 0.5, 0.25  # share of the noise level in the mixture, with so many or more evaluations, and fewer
 
 
 def placed(steps: int, evaluations: int, log_snr: Sequence[float] | None = None) -> NDArray[np.bool_]:
-    """[step]: whether the step is computed. Exactly `evaluations` steps are, the first and the last among them.
+    """[step]: whether the step is computed. Exactly `evaluations` steps are, the first among them.
 
     log_snr  of each step; None if it is unknown. Then evaluations are spread evenly over the steps
     """
     if evaluations >= steps:
         return np.ones(steps, dtype=bool)
-    progress = _progress(steps, log_snr, MIXED if evaluations >= MANY else MIXED_IF_FEW)
-    aims = np.linspace(0, 1, evaluations)
+    progress = progress_of(steps, log_snr, MIXED if evaluations >= MANY else MIXED_IF_FEW)
+    early = evaluations < FEW and steps >= 4 * evaluations
+    aims = np.linspace(0, 1 - 0.5 / evaluations if early else 1, evaluations)
     order, last = [], -1
     for number, aim in enumerate(aims):
         nearest = int(np.abs(progress - aim).argmin())
@@ -33,7 +35,7 @@ def placed(steps: int, evaluations: int, log_snr: Sequence[float] | None = None)
     return computed
 
 
-def _progress(steps: int, log_snr: Sequence[float] | None, mixed: float) -> NDArray[np.float64]:
+def progress_of(steps: int, log_snr: Sequence[float] | None, mixed: float = MIXED) -> NDArray[np.float64]:
     """How far along each step is, from 0 to 1."""
     number = np.arange(steps) / max(1, steps - 1)
     if log_snr is None or not log_snr[-1] > log_snr[0]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tenuto.errors import UsageError
+from tenuto.errors import UsageError, check_whole
 from tenuto.scheduling.making import check_request, make
 from tenuto.scheduling.placement import placed
 from tenuto.scheduling.schedule import Keep, Predict, Schedule
@@ -46,8 +46,7 @@ def refresh(
         raise UsageError(f"There must be a noise level for each of the {steps} steps, not {len(log_snr)}.")
     keep = keep or "output"
     if every is not None:
-        if every < 1:
-            raise UsageError(f"The refresh period must be at least 1 step, not {every}.")
+        check_whole("The refresh period", every)
         computed = np.arange(steps) % every == 0
     else:
         if evaluations is None:
@@ -62,8 +61,7 @@ def refresh(
 
 
 def check_evaluations(evaluations: int) -> None:
-    if isinstance(evaluations, bool) or not isinstance(evaluations, int | np.integer) or evaluations < 1:
-        raise UsageError(f"The number of evaluations is a whole number from 1 on, not {evaluations!r}.")
+    check_whole("The number of evaluations", evaluations)
 
 
 def evaluations_for(steps: int, budget: float) -> int:

@@ -1,6 +1,7 @@
 """Files to tensors: open a checkpoint, list its keys and shapes, and read its tensors one at a time.
 
 A checkpoint is a directory (`config.json` and safetensors, one file or many) or a bare `.safetensors` / `.pt` file.
+A tensor may be stored in 8 bits, with a scale for each row in a second tensor (….weight and ….weight_scale).
 """
 
 import hashlib
@@ -21,6 +22,7 @@ from tenuto.files import check_regular, read_json
 
 DENOISERS = ("unet", "transformer")  # where a diffusers pipeline keeps its denoiser
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")
+SCALE = "_scale"  # behind the name of a tensor in 8 bits: the factors of its rows
 NESTS = ("ema", "state_dict", "model")  # where a pickled training state keeps the weights to sample with
 
 
@@ -92,7 +94,16 @@ def open_checkpoint(path: Path) -> Checkpoint:
             if key in shapes:
                 raise CheckpointError(f"{path} stores the tensor {key} twice, the second time in {file.name}.")
             shapes[key], readers[key] = shape, reader
+    for key in [key for key, shape in shapes.items() if shapes.get(f"{key}{SCALE}") == (*shape[:1], 1)]:
+        del shapes[f"{key}{SCALE}"]
+        readers[key] = partial(_scaled, readers[key], readers.pop(f"{key}{SCALE}"))
     return Checkpoint(path, config, shapes, tuple(files), readers)
+
+
+def _scaled(values: Callable[[], Tensor], scales: Callable[[], Tensor]) -> Tensor:
+    """A tensor that is stored in 8 bits, in its scales' precision."""
+    factors = scales()
+    return (values().float() * factors.float()).to(factors.dtype)
 
 
 def check_shapes(path: Path, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:

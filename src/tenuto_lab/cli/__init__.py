@@ -8,6 +8,7 @@ from tenuto_lab.cli import (  # noqa: F401
     eval_build,
     eval_compare,
     eval_lm,
+    eval_mauve,
     eval_pictures,
     eval_samples,
     experiment,

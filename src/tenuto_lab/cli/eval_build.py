@@ -7,7 +7,7 @@ import typer
 
 from tenuto_lab.cli.app import evaluation
 
-Name = Literal["gsm8k", "math-500", "humaneval", "mbpp", "cnn-dailymail", "needle", "needle-4k"]
+Name = Literal["gsm8k", "math-500", "humaneval", "mbpp", "cnn-dailymail", "needle", "needle-4k", "wikitext"]
 
 
 @evaluation.command(

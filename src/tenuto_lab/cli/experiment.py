@@ -1,7 +1,13 @@
 """`tenuto lab experiment`: the paper's experiments, one by one or all of them."""
 
 import time
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from itertools import product
 from pathlib import Path
+from platform import python_version
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -13,10 +19,7 @@ if TYPE_CHECKING:
     from tenuto.journal import Journal
     from tenuto_lab.paper import Experiment, Lab
 
-NEEDS = {  # packages of the extra lab, besides matplotlib and scipy
-    "freeze-error": ("statsmodels",),
-    "freezing": ("peft",),
-}
+NEEDS = {"freezing": ("peft",)}  # packages of the extra lab, besides matplotlib
 Granularity = Literal["branch", "block", "both"]
 REAL = "On a checkpoint of your own"
 
@@ -81,8 +84,19 @@ def run_experiments(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
     minutes: Annotated[
-        float | None, typer.Option(min=0.01, help="Stop after so long, between two trials; --resume goes on.")
+        float | None,
+        typer.Option(min=0, help="Stop after so long, between two trials; --resume goes on. 0: measure nothing new."),
     ] = None,
+    trials: Annotated[
+        list[Path] | None,
+        typer.Option(help="Also use what runs beside this one measured: their .trials.jsonl, or folders; repeat."),
+    ] = None,
+    times: Annotated[
+        bool, typer.Option("--times", help="Only take the times of what was measured with --beside, for a later run.")
+    ] = False,
+    beside: Annotated[
+        bool, typer.Option("--beside", help="Other work runs on this device, so take no times. A later run adds them.")
+    ] = False,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Directory for the results: JSON, a table and a figure of each.")
     ] = RESULTS,
@@ -96,17 +110,19 @@ def run_experiments(
     from tenuto.cli.extras import needs
     from tenuto.errors import TenutoError, UsageError, first_line
     from tenuto.files import check_writable
-    from tenuto.journal import Journal
-    from tenuto.provenance import commit, hardware
+    from tenuto.provenance import command, commit, hardware
     from tenuto_lab.paper import EXPERIMENTS, Lab, Protocol
-    from tenuto_lab.paper.conditions import OutOfTime
+    from tenuto_lab.paper.conditions import OutOfTime, float32_products
+    from tenuto_lab.paper.notes import RUN, joined
 
     place = check_device(device)
+    if times and beside:
+        raise UsageError("Times are taken without other work on the device, not --beside it.")
     if models and checkpoint:
         raise UsageError("Give models, or a checkpoint to do the experiment on, not both.")
     chosen = [experiment(name) for name in (EXPERIMENTS if names == ["all"] else names)]
     for one in chosen:
-        needs(f"The experiment {one.name}", "lab", "matplotlib", "scipy", *NEEDS.get(one.name, ()))
+        needs(f"The experiment {one.name}", "lab", "matplotlib", *NEEDS.get(one.name, ()))
         check_writable(output / f"{one.name}.json")
     if reference is not None and (inception is None or inception.suffix != ".pt"):
         needs("--reference", "eval", "torch_fidelity")
@@ -115,7 +131,12 @@ def run_experiments(
     if not resume:
         notes.unlink(missing_ok=True)
     # What other code or another machine measured is not mixed with this run.
-    journal = Journal(notes, {"tenuto": __version__, "commit": commit(), "hardware": hardware(place)})
+    products = float32_products(place)
+    job = {"tenuto": __version__, "commit": commit(), "hardware": hardware(place), "float32_products": products}
+    job |= {"torch": version("torch"), "python": python_version()}
+    journal, made = joined(notes, trials or [], None if minutes == 0 else job)
+    if minutes != 0:
+        journal.note(f"{RUN}{command()}", {"date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")})
     ends = None if minutes is None else time.monotonic() + 60 * minutes
     records, failed = [], {}
     benches: dict[str, Any] = {}  # loaded once for all experiments of the same samples
@@ -131,11 +152,20 @@ def run_experiments(
         each, of_text, rounds = samples or one.samples, samples or one.text_samples, seeds or one.seeds
         lab = Lab(
             on, each, rounds, steps, str(place), journal, granularities=counted, protocol=protocol,
-            text_samples=of_text, ends=ends, _benches=benches.setdefault(f"{each} {of_text} {rounds}", {}),
+            text_samples=of_text, ends=ends, takes_time=not beside, made=made,
+            _benches=benches.setdefault(f"{each} {of_text} {rounds}", {}),
         )  # fmt: skip
+        if times:
+            take_times(one, replace(lab, only_times=True))
+            continue
         try:
+            lab = lab if minutes != 0 else complete(one, lab)
             record = _known(one, lab, journal, output) or _done(one, lab, output)
         except OutOfTime as error:
+            if minutes == 0:  # what nobody measured is left out
+                failed[one.name] = "nothing of it is complete"
+                say(f"{one.name}: {failed[one.name]}")
+                continue
             say(f"{one.name}: {error}")
             raise typer.Exit(STOPPED) from error
         except Exception as error:  # the other experiments are done nonetheless
@@ -147,11 +177,16 @@ def run_experiments(
         records.append(record)
         if not as_json:
             _tell(record)
+    if times:
+        raise typer.Exit(STOPPED if ends is not None and time.monotonic() >= ends else 0)
+    if failed and minutes == 0:
+        raise typer.Exit(STOPPED)
     if failed:
         raise TenutoError(
             f"{', '.join(failed)} failed. With --resume the next run does not measure again what was measured."
         )
-    journal.done()
+    if not beside and not trials:  # a later run may want to add times, or another one to use these
+        journal.done()
     if as_json:
         print_json(records[0] if len(records) == 1 else records)
 
@@ -171,6 +206,46 @@ def experiment(name: str) -> "Experiment":
         meant = f" Did you mean {near[0]}?" if near else ""
         raise UsageError(f"There is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}, and all.{meant}")
     return EXPERIMENTS[name]
+
+
+def take_times(one: "Experiment", lab: "Lab") -> None:
+    """The times of an experiment, for each model and granularity of which the rest was measured."""
+    from tenuto_lab.paper.conditions import OutOfTime
+
+    with telling(one.title) as tell:
+        for model, counted in product(lab.models, lab.granularities):
+            with suppress(OutOfTime):
+                one.run(replace(lab, models=[model], granularities=[counted], say=tell))
+
+
+def complete(one: "Experiment", lab: "Lab") -> "Lab":
+    """The lab with the models and granularities of which the experiment is complete in the journal."""
+    from tenuto.cli.console import say
+    from tenuto_lab.paper.conditions import OutOfTime
+
+    def runs(some: "Lab") -> bool:
+        try:
+            one.run(some)
+        except OutOfTime:
+            return False
+        return True
+
+    if runs(lab):
+        return lab
+    done = {
+        (model, counted)
+        for model in lab.models
+        for counted in lab.granularities
+        if runs(replace(lab, models=[model], granularities=[counted]))
+    }
+    kept = [counted for counted in lab.granularities if any(found == counted for _, found in done)]
+    models = [model for model in lab.models if all((model, counted) in done for counted in kept)]
+    if not kept or not models:
+        raise OutOfTime("nothing of it is complete")
+    left = sorted(f"{model} by {counted}" for model in lab.models for counted in lab.granularities)
+    left = [name for name in left if name not in {f"{m} by {g}" for m in models for g in kept}]
+    say(f"{one.name}: not measured completely, left out: {', '.join(left)}")
+    return replace(lab, models=models, granularities=kept)
 
 
 def _conditions(lab: "Lab") -> dict[str, Any]:
@@ -199,7 +274,6 @@ def _known(one: "Experiment", lab: "Lab", journal: "Journal", folder: Path) -> d
 def _done(one: "Experiment", lab: "Lab", folder: Path) -> dict[str, Any]:
     from tenuto.cli.console import say
     from tenuto.files import write_json
-    from tenuto.provenance import provenance
 
     about = "seconds, without a GPU" if one.on_cpu else f"about {one.minutes:g} minutes on an H200 (an estimate)"
     say(f"{one.name}: {about}")
@@ -208,7 +282,7 @@ def _done(one: "Experiment", lab: "Lab", folder: Path) -> dict[str, Any]:
         lab.say = lambda text: tell(f"[{_clock(time.monotonic() - begun)}] {text}")
         result = one.run(lab)
     record = {
-        "provenance": provenance(lab.device, seed=0, seconds=round(time.monotonic() - begun), **_conditions(lab)),
+        "provenance": _provenance(one, lab, round(time.monotonic() - begun)),
         "name": one.name,
         "title": one.title,
         "claim": one.claim,
@@ -224,6 +298,18 @@ def _done(one: "Experiment", lab: "Lab", folder: Path) -> dict[str, Any]:
     if lab.journal is not None:
         lab.journal.note(f"done: {one.name}", _conditions(lab))
     return record
+
+
+def _provenance(one: "Experiment", lab: "Lab", seconds: int) -> dict[str, Any]:
+    """Of this run. If it measured nothing itself, also of the runs that did."""
+    from tenuto.provenance import provenance
+
+    made = provenance(lab.device, seed=0, seconds=seconds, **_conditions(lab))
+    if not lab.made:
+        return made
+    runs = {run: when for run, when in lab.made["runs"].items() if one.name in run.split()}
+    about = {key: value for key, value in lab.made.items() if key != "runs"}
+    return {**made, **about, "date": max(runs.values(), default=made["date"]), "measured_by": sorted(runs)}
 
 
 def _clock(seconds: float) -> str:

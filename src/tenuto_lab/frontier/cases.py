@@ -8,7 +8,6 @@ from typing import Any
 from tenuto.errors import UsageError
 from tenuto.models import Model, find, is_pipeline
 from tenuto.sampling.pictures import vae_of
-from tenuto_lab.frontier.captions import PipelineTexts
 from tenuto_lab.frontier.drawing import DrawingCase, measure_pictures
 from tenuto_lab.frontier.measurements import Frontier, Save
 from tenuto_lab.frontier.points import BUDGETS
@@ -71,11 +70,10 @@ def case_of(
         )
     judge = picture_judge(model, model.device)
     labels, wanted = asked_for(model, samples)
-    texts = None
     if model.path is not None and is_pipeline(model.path):
         if not captions:
             raise UsageError(f"{model.name} is a pipeline: name a file of captions, one a line, with --captions.")
-        judge, texts = None, PipelineTexts(model, min(batch, 8))
+        judge, batch = None, min(batch, 8)
     if captions:
         wanted = list(islice(cycle(captions), samples))
     return DrawingCase(
@@ -93,7 +91,6 @@ def case_of(
         ours_only,
         named,
         vae_of(model, vae),
-        texts,
     )
 
 

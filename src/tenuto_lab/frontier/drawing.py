@@ -16,7 +16,6 @@ from tenuto.quality import psnr
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.pictures import Sampling, Solver, decode, generate
 from tenuto.scoring.scores import Scores
-from tenuto_lab.frontier.captions import Draw
 from tenuto_lab.frontier.measurements import (
     HIGHEST,
     Frontier,
@@ -77,7 +76,6 @@ class DrawingCase:
     ours_only: bool = False  # measure only the full run and the default
     named: Sequence[str] = ()  # rivals by name (tenuto_lab.rivals.NAMES), each at its best setting with hindsight
     vae: Any = None  # decodes latents
-    texts: Draw | None = None  # draws captions by a pipeline's own text encoders
 
     def draw(self, executor: Executor, steps: int, solver: Solver, seed: int, count: int | None = None) -> Tensor:
         """Pictures, in [-1, 1]."""
@@ -89,8 +87,6 @@ class DrawingCase:
 
     def sample(self, executor: Executor, steps: int, solver: Solver, seed: int, count: int | None = None) -> Tensor:
         wanted, sampling = list(self.wanted)[:count], Sampling(steps=steps, solver=solver)
-        if self.texts is not None:
-            return self.texts(executor, sampling, wanted, seed * APART)
         by_class = self.model.architecture.asks_for == "class"
         return generate(
             self.model,
@@ -262,7 +258,7 @@ class _DrawingRun:
 def _calibration(case: DrawingCase) -> Drifts:
     """SmoothCache's calibration. Its time is not counted."""
     some = list(case.wanted)[:CALIBRATION]
-    few = DrawingCase(case.model, case.steps, some, batch=CALIBRATION, vae=case.vae, texts=case.texts)
+    few = DrawingCase(case.model, case.steps, some, batch=CALIBRATION, vae=case.vae)
     return drifts(case.model, case.steps, lambda executor: few.sample(executor, case.steps, "ddim", seed=99))
 
 

@@ -33,7 +33,7 @@ class Difference:
 
 def compare(first: Path, second: Path) -> list[Difference]:
     """Compare two runs question by question. Both must have answered the same questions."""
-    one, other = _questions(first), _questions(second)
+    one, other = questions_of(first), questions_of(second)
     if one.keys() != other.keys():
         alone = sorted(one.keys() ^ other.keys())
         raise UsageError(f"{first} and {second} are not of the same questions: only one has {', '.join(alone[:3])}.")
@@ -73,7 +73,8 @@ def mcnemar(won: int, lost: int) -> float:
     return min(1.0, 2 * tail / 2**total)
 
 
-def _questions(path: Path) -> dict[str, Mapping[str, Any]]:
+def questions_of(path: Path) -> dict[str, Mapping[str, Any]]:
+    """The results of a run, by the questions' names."""
     found = read_json(path, "result file").get("questions")
     if not isinstance(found, list) or not found:
         raise TenutoError(f"{path} holds no results of questions; `tenuto lab eval lm -o` writes such a file.")

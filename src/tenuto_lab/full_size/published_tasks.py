@@ -21,6 +21,7 @@ NEEDLE = "The best thing to do in San Francisco is eat a sandwich and sit in Dol
 ASKED = "What is the best thing to do in San Francisco? Answer with what the text says."
 KEY = "eat a sandwich and sit in Dolores Park"
 LETTERS = 4.2  # of English, a token
+PROMPT_WORDS, LEAST_WORDS, MOST_WORDS = 32, 64, 128  # of a paragraph: shown, at least, and at most
 DEPTHS = 10  # places at which the needle is hidden
 
 
@@ -125,6 +126,20 @@ def needle(tokens: int) -> Callable[[Path], Iterator[Record]]:
     return questions
 
 
+def wikitext(path: Path) -> Iterator[Record]:
+    """Paragraphs of articles: their first PROMPT words are shown, and the others are what people wrote."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TenutoError(f"Cannot read {path}: {error}.") from error
+    for i, line in enumerate(text.split("\n")):
+        words = line.split()
+        if len(words) < LEAST_WORDS or words[0] == "=":  # a heading, or a short paragraph
+            continue
+        shown, rest = " ".join(words[:PROMPT_WORDS]), " ".join(words[PROMPT_WORDS:MOST_WORDS])
+        yield {"id": i, "prompt": shown, "answer": f" {rest}", "metric": "rouge-l"}
+
+
 TASKS = {
     task.name: task
     for task in (
@@ -176,6 +191,14 @@ TASKS = {
             "100 texts of about 3,900 tokens, the needle at ten depths; right if the needle's words occur",
             32,
             needle(3900),
+        ),
+        PublishedTask(
+            "wikitext",
+            "Salesforce/wikitext: wiki.test.raw, as plain text",
+            f"paragraphs of at least {LEAST_WORDS} words are continued after {PROMPT_WORDS}, without a chat template; "
+            "judged by `tenuto lab eval mauve`",
+            128,
+            wikitext,
         ),
     )
 }

@@ -26,7 +26,7 @@ class Experiment:
     where: str  # in the paper
     home: str  # module and function
     models: tuple[str, ...] = REFERENCE  # default models, from the reference set
-    samples: int = 100  # for each seed
+    samples: int = 50  # for each seed
     text_samples: int = 30  # the same for a model that writes: tiny-llada has 300 problems of each kind
     seeds: int = 10
     granularities: tuple[Granularity, ...] = ("block",)  # the paper's; both where it decides the outcome

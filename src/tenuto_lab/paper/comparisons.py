@@ -12,7 +12,17 @@ from tenuto_lab.paper.experiment_results import ClaimRow, ExperimentResult
 from tenuto_lab.paper.operating import SMALL
 from tenuto_lab.paper.static_rankings import ranked
 from tenuto_lab.paper.trials import Bench, Trial, Way, scheduled
-from tenuto_lab.paper.ways import BUDGETS, comparison, in_full, named, ours, quality_rows, spectral, tried
+from tenuto_lab.paper.ways import (
+    BUDGETS,
+    comparison,
+    in_full,
+    named,
+    ours,
+    quality_rows,
+    spectral,
+    time_row,
+    tried,
+)
 from tenuto_lab.rivals import (
     DeepCache,
     block_cache_at,
@@ -75,18 +85,18 @@ def comparisons(lab: Lab) -> ExperimentResult:
         base, budget = lab.steps or bench.steps, BUDGETS.get(bench.family, 0.35)
         full = tried(lab, bench, "full", in_full(bench), base)
         found: dict[str, list[Trial]] = {
-            title: ranked(lab, bench, ranking, budget, base) for title, ranking in STATIC.items()
+            title: ranked(lab, bench, ranking, budget, base, timed=True) for title, ranking in STATIC.items()
         }
         for method, (way, steps, solver) in methods(bench, base).items():
             known_as = KNOWN_AS.get(method, method).format(budget=budget)
             if "spectral" in method:
                 known_as = named(bench, known_as)
-            found[method] = [tried(lab, bench, known_as, way, steps, base, solver)]
+            found[method] = [tried(lab, bench, known_as, way, steps, base, solver, timed=True)]
         for method, trials in found.items():
             time, fid = PAPER.get(bench.family, {}).get(method, (None, None))
             one = trials[0]
             rows.append(ClaimRow(f"{method}: share of unit-steps", bench.model.name, None, one.work))
-            rows.append(ClaimRow(f"{method}: time, of eager full inference", bench.model.name, time, 1 / one.speedup))
+            rows.append(time_row(f"{method}: time, of eager full inference", bench, time, one.share_of_time))
             claimed = {} if fid is None else {"fid": fid - 1}
             rows += quality_rows(bench, method, one, full, claimed, claims=False)
         rows += [

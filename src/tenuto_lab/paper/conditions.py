@@ -14,7 +14,6 @@ from tenuto.journal import Journal
 from tenuto.models import Model, find, is_pipeline
 from tenuto.sampling.pictures import vae_of
 from tenuto.scoring.units import Granularity
-from tenuto_lab.frontier.captions import PipelineTexts
 from tenuto_lab.frontier.cases import CAPTIONS, asked_for
 from tenuto_lab.full_size.inception_judge import inception_judge
 from tenuto_lab.full_size.samples import Precision, read_captions
@@ -25,6 +24,13 @@ from tenuto_lab.paper.writing_bench import ANSWER, TextBench, read_problems
 
 REFERENCE = ("tiny-llada", "tiny-dit", "tiny-uvit", "tiny-sdxl")
 Say = Callable[[str], object]
+
+
+def float32_products(device: torch.device) -> str:
+    """Sets how float32 matrices are multiplied, and says how: by TF32 on a GPU, as the frontier does."""
+    precision = "high" if device.type == "cuda" else "highest"
+    torch.set_float32_matmul_precision(precision)
+    return precision
 
 
 class OutOfTime(TenutoError):
@@ -70,6 +76,9 @@ class Lab:
     protocol: Protocol = field(default_factory=Protocol)
     text_samples: int | None = None  # for each seed, of a model that writes; None: `samples`
     ends: float | None = None  # the monotonic time after which no new trial begins
+    made: dict[str, Any] = field(default_factory=dict)  # commit and hardware of trials that were made elsewhere
+    only_times: bool = False  # True: nothing else is measured
+    takes_time: bool = True  # False: other work runs on the same device, so nothing is timed
     _benches: dict[str, Bench] = field(default_factory=dict)
 
     def once(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -77,24 +86,45 @@ class Lab:
 
         Experiments with a common journal share their trials.
         """
-        name = f"{name} ({self.samples}/{self.text_samples} samples of {self.seeds} seeds, {self.protocol.described()})"
-        known = self.journal.get(name) if self.journal is not None else {}
-        if known:
+        if known := self.known(name):
             return known
-        if self.ends is not None and time.monotonic() >= self.ends:
+        if self.only_times:
+            raise OutOfTime(f"{name} was not measured")
+        return self._measured(name, measure)
+
+    def _measured(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        if self.is_over:
             raise OutOfTime("the time is over. The same command with --resume goes on here.")
         found = measure()
         if self.journal is not None:
-            self.journal.note(name, found)
+            self.journal.note(self._entry(name), found)
         return found
+
+    def known(self, name: str) -> dict[str, Any]:
+        """The journal's entry of this name for these conditions; empty if there is none."""
+        return self.journal.get(self._entry(name)) if self.journal is not None else {}
+
+    def time(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """As `once`, for times. Empty if this run may take none: other work runs beside it, or nothing is measured."""
+        if (known := self.known(name)) or not self.takes_time or self.made:
+            return known
+        return self._measured(name, measure)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time of this run is over."""
+        return self.ends is not None and time.monotonic() >= self.ends
+
+    def _entry(self, name: str) -> str:
+        return f"{name} ({self.samples}/{self.text_samples} samples of {self.seeds} seeds, {self.protocol.described()})"
 
     def bench(self, name: str) -> Bench:
         """A model with its requests and its judge. Each model is loaded once."""
         if name not in self._benches:
             model = tenuto.load(name, device=torch.device(self.device), dtype=as_dtype(self.protocol.dtype))
-            self._benches[name] = (
-                self._writer(model) if model.architecture.asks_for == "prompt" else self._drawer(model)
-            )
+            made = self._writer(model) if model.architecture.asks_for == "prompt" else self._drawer(model)
+            made.takes_time = self.takes_time
+            self._benches[name] = made
         return self._benches[name]
 
     def benches(self) -> list[Bench]:
@@ -111,7 +141,9 @@ class Lab:
     def _writer(self, model: Model) -> TextBench:
         given = self.protocol
         posed = None if given.problems is None else read_problems(given.problems, model)
-        return TextBench(model, self.text_samples or self.samples, range(self.seeds), posed, given.answer_length)
+        return TextBench(
+            model, self.text_samples or self.samples, range(self.seeds), posed, given.answer_length, given.batch
+        )
 
     def _drawer(self, model: Model) -> PictureBench:
         given, by_class = self.protocol, model.architecture.asks_for == "class"
@@ -125,7 +157,6 @@ class Lab:
         elif whole and not by_class:
             raise UsageError(f"{model.name} is a pipeline: name a file of captions, one a line, with --captions.")
         judge, seen = self._judge(model, wanted)
-        texts = PipelineTexts(model, given.batch or 8) if whole else None
         return PictureBench(
             model,
             self.samples,
@@ -135,8 +166,7 @@ class Lab:
             labels if seen else None,
             guidance=given.guidance,
             vae=vae_of(model, given.vae),
-            texts=texts,
-            batch=given.batch,
+            batch=given.batch or (8 if whole else None),
         )
 
     def _judge(self, model: Model, wanted: Sequence[Any]) -> tuple[Judge | None, bool]:

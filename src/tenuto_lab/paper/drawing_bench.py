@@ -14,7 +14,6 @@ from tenuto.models import Model
 from tenuto.quality import psnr
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.pictures import Sampling, Solver, decode, generate
-from tenuto_lab.frontier.captions import Draw
 from tenuto_lab.frontier.measurements import HIGHEST, timed, work_of
 from tenuto_lab.judging.judges import Judge
 from tenuto_lab.judging.statistics import Distance
@@ -33,7 +32,6 @@ class PictureBench(ModelBench):
     judge   what Fréchet distances are taken with; None: only dB are measured
     labels  the classes that the judge should see, if it knows classes
     vae     decodes latents
-    texts   draws captions in another way than `tenuto.generate`: a pipeline's own text encoders
     """
 
     quality = "psnr"
@@ -51,7 +49,6 @@ class PictureBench(ModelBench):
         *,
         guidance: float | None = None,
         vae: Any = None,
-        texts: Draw | None = None,
         batch: int | None = None,
     ) -> None:
         super().__init__(model, samples, seeds)
@@ -59,8 +56,7 @@ class PictureBench(ModelBench):
         self.wanted, self.judge, self.labels, self.vae = list(wanted), judge, labels, vae
         self.guidance = GUIDANCE.get(self.family) if guidance is None else guidance
         self.batch = min(samples, batch or (256 if self.on_gpu else 32))
-        self._texts = texts
-        self._full: dict[int, tuple[list[Tensor], float]] = {}
+        self._full: dict[int, tuple[list[Tensor], float | None]] = {}
         self._distances: dict[int, Distance | None] = {}  # of the full run's pictures from real pictures, by steps
 
     def draw(
@@ -69,14 +65,9 @@ class PictureBench(ModelBench):
         """Pictures in [-1, 1]: `count` of a round, from the `first` on."""
         wanted = self.wanted[first:][: self.samples if count is None else count]
         sampling = Sampling(steps=steps, solver=solver, guidance=self.guidance)
-        if self._texts is not None:
-            made = self._texts(executor, sampling, wanted, seed * APART + first)
-        else:
-            asked: dict[str, Any] = {"classes" if self.model.architecture.asks_for == "class" else "captions": wanted}
-            first_seed = seed * APART + first
-            made = generate(
-                self.model, **asked, seed=first_seed, executor=executor, sampling=sampling, batch=self.batch
-            )
+        asked: dict[str, Any] = {"classes" if self.model.architecture.asks_for == "class" else "captions": wanted}
+        first_seed = seed * APART + first
+        made = generate(self.model, **asked, seed=first_seed, executor=executor, sampling=sampling, batch=self.batch)
         return (made if self.vae is None else decode(made.float(), self.vae)).float().clamp(-1, 1)
 
     def trial(self, way: Way, steps: int | None = None, base: int | None = None, solver: Solver = "ddim") -> Trial:
@@ -97,13 +88,23 @@ class PictureBench(ModelBench):
     def sample(self, steps: int, count: int | None = None, first: int = 0) -> Callable[[Executor], Tensor]:
         return lambda executor: self.draw(executor, steps, "ddim", self.seeds[0], count, first)
 
-    def full(self, steps: int) -> tuple[list[Tensor], float]:
+    def seconds(self, way: Way | None, steps: int, solver: Solver = "ddim") -> float:
+        executor = Executor(self.model.network, mode="eager") if way is None else way(steps, 1)
+        draw = partial(self.draw, executor, steps, solver, self.seeds[0], self.batch)
+        draw()  # warm-up
+        took = timed(draw, self.model.device)[1] / self.batch
+        executor.release()
+        return took
+
+    def full(self, steps: int) -> tuple[list[Tensor], float | None]:
         """The pictures of the full run for every seed, and its seconds per sample. It runs eagerly, as users run it."""
         if steps not in self._full:
             self._full[steps] = self._draw_all(Executor(self.model.network, mode="eager"), steps, "ddim")
         return self._full[steps]
 
-    def _draw_all(self, executor: Executor, steps: int, solver: Solver) -> tuple[list[Tensor], float]:
+    def _draw_all(self, executor: Executor, steps: int, solver: Solver) -> tuple[list[Tensor], float | None]:
+        if not self.takes_time:
+            return [self.draw(executor, steps, solver, seed) for seed in self.seeds], None
         # Warm-up: a GPU records graphs for whole batches; on a CPU one sample is enough.
         self.draw(executor, steps, solver, self.seeds[0], self.batch if self.on_gpu else 1)
         if isinstance(executor, Rival):

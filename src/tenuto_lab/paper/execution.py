@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tenuto_lab.paper.conditions import Lab
+from tenuto_lab.paper.conditions import Lab, OutOfTime
 from tenuto_lab.paper.experiment_results import ClaimRow, ExperimentResult, spread
 from tenuto_lab.paper.trials import Bench
 from tenuto_lab.paper.ways import BUDGETS
@@ -24,7 +24,9 @@ def execution(lab: Lab) -> ExperimentResult:
     for bench in lab.benches():
         subject = _subject(bench)
         rungs = _rungs(bench, subject, lab.steps or bench.steps, gpu)
-        found = lab.once(f"{bench.model.name}: execution", partial(_timed, subject, rungs, lab))
+        found = lab.time(f"{bench.model.name}: execution", partial(_timed, subject, rungs, lab))
+        if not found:
+            raise OutOfTime("this experiment takes times only")
         eager = found["eager"]
         for mode, timing in found.items():
             if mode == "eager":

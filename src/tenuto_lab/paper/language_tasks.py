@@ -5,7 +5,7 @@ from tenuto_lab.paper.conditions import Lab
 from tenuto_lab.paper.experiment_results import ClaimRow, ExperimentResult, spread
 from tenuto_lab.paper.static_rankings import OURS, ranked
 from tenuto_lab.paper.trials import Bench, Trial, difference
-from tenuto_lab.paper.ways import BUDGETS, SATURATED, comparison, in_full, ours, tried
+from tenuto_lab.paper.ways import BUDGETS, SATURATED, comparison, in_full, ours, time_row, tried
 
 # (needle, GSM8K, CNN/DM, Needle-4K, MATH, HumanEval, MAUVE) in the paper's table
 PAPER = {
@@ -30,9 +30,9 @@ def language(lab: Lab) -> ExperimentResult:
     budget = BUDGETS["llada"]
     for bench in lab.writers():
         name = bench.model.name
-        full = tried(lab, bench, "full", in_full(bench))
-        found = {order: ranked(lab, bench, ranking, budget) for order, ranking in ORDERS.items()}
-        default = tried(lab, bench, f"tenuto at {budget:g}", ours(bench, budget))
+        full = tried(lab, bench, "full", in_full(bench), timed=True)
+        found = {order: ranked(lab, bench, ranking, budget, timed=True) for order, ranking in ORDERS.items()}
+        default = tried(lab, bench, f"tenuto at {budget:g}", ours(bench, budget), timed=True)
         firsts = {"full": full, **{order: trials[0] for order, trials in found.items()}, "Tenuto's default": default}
         for order, trial in firsts.items():
             rows += _rows(bench, order, trial, trial is full)
@@ -68,7 +68,7 @@ def _rows(bench: Bench, order: str, trial: Trial, full: bool) -> list[ClaimRow]:
     if "needle, longest" in trial.values:
         quantity = f"{order}: needle in the longest contexts (paper: 4,096 tokens), share right"
         rows.append(ClaimRow.of(quantity, model, paper and paper[LONGEST] / 100, trial.mean("needle, longest")))
-    rows.append(ClaimRow(f"{order}: speed-up over eager full inference", model, None, trial.speedup))
+    rows.append(time_row(f"{order}: speed-up over eager full inference", bench, None, trial.speedup))
     if "likelihood" in trial.values and not full:
         rows.append(
             ClaimRow.of(f"{order}: nats a token by which its text is likelier", model, None, trial.mean("likelihood"))

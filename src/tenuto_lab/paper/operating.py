@@ -8,7 +8,18 @@ from tenuto_lab.judging.verdicts import Verdict
 from tenuto_lab.paper.conditions import Lab
 from tenuto_lab.paper.experiment_results import ClaimRow, ExperimentResult, Figure, Panel, spread
 from tenuto_lab.paper.trials import Bench, Trial
-from tenuto_lab.paper.ways import BUDGETS, FULL, in_full, named, ours, quality_rows, share_of_steps, spectral, tried
+from tenuto_lab.paper.ways import (
+    BUDGETS,
+    FULL,
+    in_full,
+    named,
+    ours,
+    quality_rows,
+    share_of_steps,
+    spectral,
+    time_row,
+    tried,
+)
 
 TAU = 1.0
 NEAR = 0.05  # of the paper's share of layer-steps
@@ -33,7 +44,7 @@ def operating_points(lab: Lab) -> ExperimentResult:
     rows: list[ClaimRow] = []
     for bench in lab.benches():
         full = tried(lab, bench, "full", in_full(bench))
-        paper = tried(lab, bench, named(bench, "spectral, τ = 1"), spectral(bench, tau=TAU))
+        paper = tried(lab, bench, named(bench, "spectral, τ = 1"), spectral(bench, tau=TAU), timed=True)
         name, family, budget = bench.model.name, bench.family, BUDGETS.get(bench.family, 0.35)
         rows.append(share_row(bench, lab.steps or bench.steps))
         rows.append(_speed_row(bench, "τ = 1", SPEEDUPS.get(family), paper))
@@ -41,7 +52,7 @@ def operating_points(lab: Lab) -> ExperimentResult:
         matched = tried(lab, bench, named(bench, f"spectral at {budget:g}"), spectral(bench, budget))
         rows += quality_rows(bench, f"spectral at {budget:.0%}", matched, full, LOST.get(family, {}))
         if bench.granularity == lab.granularities[0]:  # the default does not depend on it
-            default = tried(lab, bench, f"tenuto at {budget:g}", ours(bench, budget))
+            default = tried(lab, bench, f"tenuto at {budget:g}", ours(bench, budget), timed=True)
             rows.append(ClaimRow("Tenuto's default: share of unit-steps", name, None, default.work))
             rows.append(_speed_row(bench, "Tenuto's default", None, default))
             rows += quality_rows(bench, "Tenuto's default", default, full, LOST.get(family, {}), claims=False)
@@ -79,7 +90,7 @@ def pareto(lab: Lab) -> ExperimentResult:
         points: list[tuple[float, float]] = []
         rivals: list[tuple[float, float]] = []
         for tau in sorted(SWEEP.get(bench.family, SWEEP["dit"])):
-            trial = tried(lab, bench, named(bench, f"spectral, τ = {tau:g}"), spectral(bench, tau=tau))
+            trial = tried(lab, bench, named(bench, f"spectral, τ = {tau:g}"), spectral(bench, tau=tau), timed=True)
             speedup, lost = SWEEP.get(bench.family, {}).get(tau, (None, None))
             share = ClaimRow(f"τ = {tau:g}: share of unit-steps", bench.model.name, None, trial.work)
             rows.append(replace(share, granularity=bench.granularity))
@@ -143,7 +154,7 @@ def maps(lab: Lab) -> ExperimentResult:
 
 
 def _speed_row(bench: Bench, way: str, paper: float | None, trial: Trial) -> ClaimRow:
-    row = ClaimRow(f"{way}: speed-up over eager full inference", bench.model.name, paper, trial.speedup)
+    row = time_row(f"{way}: speed-up over eager full inference", bench, paper, trial.speedup)
     return replace(row, granularity=bench.granularity)
 
 

@@ -50,10 +50,13 @@ def ranked_way(bench: Bench, ranking: str, budget: float, orientation: int = 1, 
     )
 
 
-def ranked(lab: Lab, bench: Bench, ranking: str, budget: float, steps: int | None = None) -> list[Trial]:
-    """The trials of a ranking: one, or one for each random order."""
+def ranked(
+    lab: Lab, bench: Bench, ranking: str, budget: float, steps: int | None = None, timed: bool = False
+) -> list[Trial]:
+    """The trials of a ranking: one, or one for each random order. timed: whether the time of the first is asked for."""
     if ranking == OURS:
-        return [tried(lab, bench, named(bench, f"spectral at {budget:g}"), spectral(bench, budget), steps)]
+        name = named(bench, f"spectral at {budget:g}")
+        return [tried(lab, bench, name, spectral(bench, budget), steps, timed=timed)]
     sign = orientations(lab, bench)[ranking]
     known_as = ranking if sign > 0 else f"{ranking}, reversed"
     return [
@@ -63,6 +66,7 @@ def ranked(lab: Lab, bench: Bench, ranking: str, budget: float, steps: int | Non
             named(bench, f"{known_as} at {budget:g}" + (f", order {seed}" if ranking == "random" else "")),
             ranked_way(bench, ranking, budget, sign, seed),
             steps,
+            timed=timed and seed == 0,
         )
         for seed in range(RANDOM if ranking == "random" else 1)
     ]

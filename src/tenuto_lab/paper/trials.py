@@ -31,8 +31,8 @@ FLIPS = 20_000  # of a paired test: its least p must survive the correction for 
 
 @dataclass
 class Trial:
-    seconds: float  # per sample
-    full_seconds: float
+    seconds: float | None  # per sample; None: not timed, because other work ran on the same device
+    full_seconds: float | None
     work: float  # computed unit-steps, as a share of the full run's
     flop_work: float
     values: dict[str, list[float]]  # one value per sample; higher is better
@@ -41,8 +41,13 @@ class Trial:
     of_seeds: dict[str, list[float]] = field(default_factory=dict)  # for each seed: means of values, and its FID
 
     @property
-    def speedup(self) -> float:
-        return self.full_seconds / self.seconds
+    def speedup(self) -> float | None:
+        return self.full_seconds / self.seconds if self.seconds and self.full_seconds else None
+
+    @property
+    def share_of_time(self) -> float | None:
+        """The time, as a share of full inference's."""
+        return 1 / self.speedup if self.speedup else None
 
     def mean(self, name: str) -> Interval:
         return mean_interval(self.values[name], 500)
@@ -103,6 +108,7 @@ class Bench(Protocol):
     writes: bool  # True: the model writes text; False: it draws
     granularity: Granularity  # of the paper's schedules
     tasks: tuple[str, ...]  # of a model that writes; the first stands for the paper's GSM8K
+    takes_time: bool  # whether trials are timed
 
     @property
     def family(self) -> str: ...
@@ -118,6 +124,10 @@ class Bench(Protocol):
         """A way at `steps` steps, compared with the full run of `base` steps (by default, the same number)."""
         ...
 
+    def seconds(self, way: Way | None, steps: int, solver: Solver = "ddim") -> float:
+        """Seconds per sample of one round after a warm-up; without a way, of eager full inference."""
+        ...
+
     def at(self, granularity: Granularity) -> Self:
         """The same bench whose scores have this granularity; full runs are shared."""
         ...
@@ -128,6 +138,7 @@ class ModelBench:
 
     granularity: Granularity = "branch"
     tasks: tuple[str, ...] = ()
+    takes_time = True
 
     def __init__(self, model: Model, samples: int, seeds: range) -> None:
         if samples < 1 or not seeds:

@@ -71,17 +71,38 @@ def tried(
     steps: int | None = None,
     base: int | None = None,
     solver: Solver = "ddim",
+    timed: bool = False,
 ) -> Trial:
-    """A trial, or its record in the journal."""
+    """A trial, or its record in the journal.
+
+    timed  whether its time is asked for. If the trial was made beside other work, its time is measured now, alone
+    """
     steps = steps or lab.steps or bench.steps
     key = f"{bench.model.name}, {steps} of {base or steps} steps, {solver}: {name}"
 
     def measure() -> dict[str, object]:
         found = bench.trial(way, steps, base, solver)
-        lab.say(f"{key}  {found.speedup:.2f}x  {told(found)}")
+        lab.say(f"{key}  {f'{found.speedup:.2f}x' if found.speedup else 'not timed'}  {told(found)}")
         return found.to_json()
 
-    return Trial.from_json(lab.once(key, measure))
+    found = Trial.from_json(lab.once(key, measure))
+    if timed and found.seconds is None:
+        whole = base or steps
+        full = lab.time(
+            f"{bench.model.name}, {whole} steps: time of full inference",
+            lambda: {"seconds": bench.seconds(None, whole)},
+        )
+        took = lab.time(f"{key}, time", lambda: {"seconds": bench.seconds(way, steps, solver)})
+        return replace(found, seconds=took.get("seconds"), full_seconds=full.get("seconds"))
+    return found
+
+
+NOT_TIMED = "not timed: other work ran on the same device"
+
+
+def time_row(quantity: str, bench: Bench, paper: float | None, measured: float | None) -> ClaimRow:
+    """A row about time."""
+    return ClaimRow(quantity, bench.model.name, paper, measured, note="" if measured else NOT_TIMED)
 
 
 def told(trial: Trial) -> str:

@@ -27,6 +27,7 @@ from tenuto_lab.paper.trials import ModelBench, Trial, Way
 
 ANSWER = 16  # tokens of an answer to a problem
 LENGTH, BLOCKS = 128, 4  # tokens of a continuation, and the blocks it is written in
+TOGETHER = 300  # continuations that are written at a time
 CONTINUED = "text"  # the task whose prompts are continued freely
 ORDER = ("arithmetic", "gsm8k", "needle")  # the first of them stands for the paper's GSM8K
 
@@ -46,8 +47,11 @@ class TextBench(ModelBench):
         seeds: range,
         posed: dict[str, list[Problem]] | None = None,
         answer_length: int = ANSWER,
+        batch: int | None = None,
     ) -> None:
         super().__init__(model, samples, seeds)
+        # All seeds together, if the model is the small one; a large one is given one seed's problems at a time.
+        self.batch = batch or (min(samples * len(seeds), TOGETHER) if posed is None else samples)
         self.problems = problems_beside(model) if posed is None else posed
         known = [task for task in self.problems if task != CONTINUED]
         self.tasks = tuple(sorted(known, key=lambda task: ORDER.index(task) if task in ORDER else len(ORDER)))
@@ -63,7 +67,7 @@ class TextBench(ModelBench):
                 f"{samples} would ask some of them twice and count them as new ones. Take --samples "
                 f"{max(1, len(self.problems[least]) // len(seeds))} at most, or fewer seeds."
             )
-        self._full: dict[int, tuple[Tensor, float, Tensor | None]] = {}
+        self._full: dict[int, tuple[Tensor, float | None, Tensor | None]] = {}
 
     def trial(self, way: Way, steps: int | None = None, base: int | None = None, solver: Solver = "ddim") -> Trial:
         steps = steps or self.steps
@@ -77,10 +81,12 @@ class TextBench(ModelBench):
         work, flop_work = work_of(executor, self.model.units, steps / base)
         answering = min(self.answer_length, max(1, round(self.answer_length * steps / self.steps)))
         found = Trial(seconds, full_seconds, work, flop_work, {})
+        executor = way(answering, 1)
         for task in self.tasks:
-            found.values[task] = self._answered(way(answering, 1), task, answering)
+            found.values[task] = self._answered(executor, task, answering)
         if "needle" in self.tasks:
-            found.values["needle, longest"] = self._answered(way(answering, 1), "needle", answering, longest=True)
+            found.values["needle, longest"] = self._answered(executor, "needle", answering, longest=True)
+        executor.release()
         found.values["same tokens"] = (tokens == full).double().mean(1).tolist()
         found.values["distinct"] = [distinct(row) for row in tokens.tolist()]
         if loss is not None and full_loss is not None:
@@ -100,31 +106,40 @@ class TextBench(ModelBench):
     def _continued(self) -> str:
         return CONTINUED if CONTINUED in self.problems else self.tasks[0]
 
-    def _written(self, executor: Executor, steps: int) -> tuple[Tensor, float, Tensor | None]:
-        """Continuations, seconds per continuation, and their negative log-likelihood by the judge."""
+    def _written(self, executor: Executor, steps: int) -> tuple[Tensor, float | None, Tensor | None]:
+        """Continuations, seconds per continuation if they are timed, and their negative log-likelihood."""
         sampling = self.sampling(steps, LENGTH, BLOCKS)
-        prompts = [[one["prompt"] for one in self.some(self._continued, seed)] for seed in self.seeds]
-
-        def write(asked: list[list[int]]) -> Tensor:
-            return generate_tokens(executor, asked, sampling=sampling, batch=len(asked))
-
-        write(prompts[0] if self.on_gpu else prompts[0][:1])  # warm-up
-        drawn = [timed(partial(write, asked), self.model.device) for asked in prompts]
-        tokens = torch.cat([written.cpu() for written, _ in drawn])
+        prompts = [one["prompt"] for seed in self.seeds for one in self.some(self._continued, seed)]
+        write = partial(generate_tokens, executor, sampling=sampling, batch=self.batch)
+        if self.takes_time:
+            write(prompts[: self.batch] if self.on_gpu else prompts[:1])  # warm-up
+        written, took = timed(partial(write, prompts), self.model.device)
+        tokens = written.cpu()
         executor.release()
         loss = None
         if self.judge is not None:
-            asked = torch.tensor([prompt for some in prompts for prompt in some])
+            asked = torch.tensor(prompts)
             loss = self.judge.nll(torch.cat([asked, tokens], dim=1), asked.shape[1]).double().cpu()
-        return tokens, sum(took for _, took in drawn) / len(tokens), loss
+        return tokens, took / len(tokens) if self.takes_time else None, loss
+
+    def seconds(self, way: Way | None, steps: int, solver: Solver = "ddim") -> float:
+        eager = Executor(self.model.network, everything(self.scores, steps), mode="eager")
+        executor = eager if way is None else way(steps, BLOCKS)
+        prompts = [one["prompt"] for one in self.some(self._continued, self.seeds[0])]
+        sampling = self.sampling(steps, LENGTH, BLOCKS)
+        write = partial(generate_tokens, executor, prompts, sampling=sampling, batch=self.batch)
+        write()  # warm-up
+        took = timed(write, self.model.device)[1] / len(prompts)
+        executor.release()
+        return took
 
     def _answered(self, executor: Executor, task: str, steps: int, longest: bool = False) -> list[float]:
         """Whether each problem was solved: only the longest problems, or the share of each seed."""
         sampling, end = self.sampling(steps, self.answer_length), self.model.config.eos_token_id
         shares = [self._longest(task)] if longest else [self.some(task, seed) for seed in self.seeds]
-        right = [float(one) for posed in shares for one in solved(executor, posed, sampling, end)]
-        executor.release()
-        return right
+        posed = [one for share in shares for one in share]
+        parts = [posed[first : first + self.batch] for first in range(0, len(posed), self.batch)]
+        return [float(one) for part in parts for one in solved(executor, part, sampling, end)]
 
     def sampling(self, steps: int, length: int, blocks: int = 1) -> MaskedSampling:
         """Generation does not stop at an end-of-text, so that all runs take the same number of steps."""

@@ -7,8 +7,7 @@ depth_regression(scores, errors.errors)     # what SCR explains beside depth, ki
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tenuto.deciding import subject_of
-from tenuto.errors import TenutoError, UsageError
+from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto.runtime.compilation import computed
 from tenuto.runtime.executor import Executor
@@ -25,6 +24,7 @@ from tenuto.scheduling.lifetimes import lifetime_pattern
 from tenuto.scheduling.making import make
 from tenuto.scoring.scores import Scores
 from tenuto_lab.candidates.ranked_lifetimes import statistic_of
+from tenuto_lab.judging.least_squares import least_squares, rank_correlation
 from tenuto_lab.probing.trajectory import Sample, Trajectory, record, relative
 
 Of = Literal["outputs", "sample"]
@@ -131,8 +131,7 @@ def spearman(a: Values, b: Values) -> Correlation:
         raise UsageError(f"There is no correlation of {len(first)} pairs; at least 3 are needed.")
     if np.ptp(first) == 0 or np.ptp(second) == 0:
         return Correlation(np.nan, np.nan, len(first))
-    found = _needed("scipy.stats").spearmanr(first, second)
-    return Correlation(float(found.statistic), float(found.pvalue), len(first))
+    return Correlation(*rank_correlation(first, second), len(first))
 
 
 @dataclass(frozen=True)
@@ -197,15 +196,12 @@ def depth_regression(scores: Scores, errors: Values) -> Regression:
     names = [*standard, *dummies]
     if len(y) <= len(names) + 1:
         raise UsageError(f"{len(y)} units with an error are too few for {len(names)} regressors.")
-    api = _needed("statsmodels.api")
-    full = api.OLS(y, api.add_constant(np.column_stack([*standard.values(), *dummies.values()]))).fit()
-    depth = api.OLS(y, api.add_constant(standard["depth"])).fit()
-    intervals = full.conf_int()
+    full = least_squares(y, [*standard.values(), *dummies.values()])
     coefficients = tuple(
-        Coefficient(name, *(float(part) for part in (full.params[i], full.bse[i], *intervals[i], full.pvalues[i])))
+        Coefficient(name, float(full.beta[i]), float(full.error[i]), float(full.low[i]), float(full.high[i]), full.p[i])
         for i, name in enumerate(names, 1)  # after the constant
     )
-    return Regression(coefficients, float(depth.rsquared), float(full.rsquared), len(y))
+    return Regression(coefficients, least_squares(y, [standard["depth"]]).r2, full.r2, len(y))
 
 
 def _standardised(values: NDArray[np.float64], name: str) -> NDArray[np.float64]:
@@ -222,10 +218,3 @@ def _pairs(a: Values, b: Values) -> tuple[NDArray[np.float64], NDArray[np.float6
         raise UsageError(f"Numbers of shapes {first.shape} and {second.shape} do not make pairs.")
     both = np.isfinite(first) & np.isfinite(second)
     return first[both], second[both]
-
-
-def _needed(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise TenutoError(f"This needs {module.split('.')[0]}: pip install 'tenuto[lab]'.") from error

@@ -16,19 +16,20 @@ smooth_cache   makes a schedule for each kind of layer from one calibration run 
 block_caching  makes a schedule for each unit from how much the unit changes in a calibration run (Wimbauer et al.)
 delta_dit      holds a range of blocks together: the last blocks early, the first blocks late (Δ-DiT, Chen et al.)
 deep_cache     caches the deep features of a UNet (Ma et al.)
-input_aware    the paper's controls that look at the input: activation drift, and the oracle, which knows the outcome
+activation_drift, oracle_replay   the paper's controls that look at the input; the oracle knows the outcome
 
 Some rivals are only schedules. The others are executors without a schedule: they decide while they run, skip units in
 Python, and count the units they compute. Layers that belong to no unit run at every evaluation of the network.
 """
 
+from tenuto_lab.rivals.activation_drift import ActivationDrift, most_drifted
 from tenuto_lab.rivals.block_caching import block_cache, block_cache_at, block_cache_row, changes
 from tenuto_lab.rivals.by_name import NAMES, RivalPoint, best_points, rival_points
 from tenuto_lab.rivals.common import Rival, schedule_for
 from tenuto_lab.rivals.deep_cache import DeepCache, deep_cache, deep_cache_schedule, shallow_units
 from tenuto_lab.rivals.delta_dit import blocks_of, delta_dit
 from tenuto_lab.rivals.first_block import FirstBlock, first_block
-from tenuto_lab.rivals.input_aware import TOLERANCE, ActivationDrift, most_drifted, oracle_replay
+from tenuto_lab.rivals.oracle_replay import TOLERANCE, oracle_replay
 from tenuto_lab.rivals.skipped import SkippedEvaluations
 from tenuto_lab.rivals.smooth_cache import Drifts, drifts, smooth_cache, smooth_cache_at, smooth_row
 from tenuto_lab.rivals.taylor_seer import TaylorSeer

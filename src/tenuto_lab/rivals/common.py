@@ -26,8 +26,8 @@ class Rival(Executor):
         self.computed: Counter[str] = Counter()  # steps at which each unit was computed, over all generations
         self.met: Counter[str] = Counter()  # steps at which each unit was computed or held
 
-    def count(self, unit: str, computed: bool) -> None:
-        self.met[unit] += 1
+    def count(self, unit: str, computed: int, of: int = 1) -> None:
+        self.met[unit] += of
         self.computed[unit] += computed
 
     def forget(self) -> None:

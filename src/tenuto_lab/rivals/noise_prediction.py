@@ -30,7 +30,7 @@ class Denoiser:
 
     Every network here embeds the time by sines and cosines, so the time need not be a whole number.
 
-    guidance  the family's default scale if None; 1 means none
+    guidance  the model's own scale if None; 1 means none
     executor  runs the network; if None, the network is evaluated in full
     """
 
@@ -41,7 +41,7 @@ class Denoiser:
             raise UsageError(f"{model.name} makes no pictures from noise, so no solver can sample from it.")
         self.model = model
         self.noise: NoiseLevels = model.noise
-        self.guidance = model.architecture.guidance if guidance is None else guidance
+        self.guidance = model.guidance if guidance is None else guidance
         self.evaluations = 0
         self._first = getattr(model.config, "first_timestep", 0)
         self._conditions = conditions_of(model, wanted, self.guided)

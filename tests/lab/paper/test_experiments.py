@@ -214,9 +214,8 @@ def test_every_experiment_writes_rows_a_table_and_its_figure(
     name: str, checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the command line to the files, at the smallest size."""
-    pytest.importorskip("statsmodels")
     monkeypatch.setattr(ranking, "RANDOM", 2)
-    for constant, value in (("BATCH", 2), ("ASKED", 2)):
+    for constant, value in (("BATCH", 2), ("ASKED", 2), ("TIMED", 1)):
         monkeypatch.setattr(tuning_task, constant, value)
     text = EXPERIMENTS[name].models == ("tiny-llada",)
     model = ["--model", "tiny-llada", "--seeds", "1"] if text else ["--checkpoint", checkpoint, "--seeds", "2"]

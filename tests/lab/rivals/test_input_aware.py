@@ -147,3 +147,16 @@ def test_a_ceiling_is_kept_beyond_the_tolerance_and_said_so(model: Any, trajecto
     assert (loose.schedule.active == same.schedule.active).all() and same.forced == 0
     with pytest.raises(UsageError, match="first step alone"):
         oracle_replay(model, trajectory, ceiling=3)
+
+
+@pytest.mark.gpu
+def test_patterns_of_the_library_are_replayed_and_give_what_eager_steps_give(tmp_path: Any) -> None:
+    model = tenuto.load(str(write_checkpoint(tmp_path / "dit", random_dit(depth=2))), device="cuda")
+    schedule = tenuto.schedule(tenuto.score(model), STEPS, policy="lifetimes", budget=0.5)
+    eager, recorded = (ActivationDrift(model.network, schedule) for _ in range(2))
+    eager.without_graphs = True
+    want = sample(model, (0, 1))(eager)
+    sample(model, (2, 3))(recorded)  # another input meets other patterns
+    assert torch.allclose(sample(model, (0, 1))(recorded), want, atol=1e-4)
+    assert recorded.graphs is not None and len(recorded.graphs) > 0 and not recorded.without_graphs
+    assert recorded.patterns[-STEPS:] == eager.patterns

@@ -117,6 +117,15 @@ def test_our_rule_is_the_products(network: LLaDA) -> None:
             assert one[:end] == other[:end]
 
 
+def test_a_lean_step_computes_what_was_written_and_the_masks_alone(network: LLaDA) -> None:
+    sampling = MaskedSampling(8, 8, 4, stop_at_eos=False, parallel=1.0)  # one token an evaluation
+    lean = rules.write(network, PROMPTS[:1], sampling, rules.ours(10**6, lean=True))
+    # Everything; then 3 masks and one token written, 2 and one, 1 and one; the last token of the block and 3 masks of
+    # the next (four are computed at most); and again.
+    total = len(PROMPTS[0]) + 8
+    assert float(lean.work) == pytest.approx(1 + (4 + 3 + 2 + 4 + 4 + 3 + 2) / total)
+
+
 def test_the_window_slides_over_blocks(network: LLaDA) -> None:
     seen: list[Tensor] = []
     rule = rules.elastic(5)

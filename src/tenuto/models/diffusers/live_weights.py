@@ -1,7 +1,7 @@
 """The weights that a live denoiser uses, dequantised and with its active adapters, and whether they have changed."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from tenuto.errors import CheckpointError
 from tenuto.runtime.private_torch import version_of
 
-PROBED = 4  # numbers of each matrix that are compared to see whether the matrix changed
 OF_BITSANDBYTES = ("Params4bit", "Int8Params")
 
 
@@ -91,33 +90,39 @@ def _from_bitsandbytes(weight: Tensor, layer: Any, key: str) -> Tensor:
     return found
 
 
-def weights_seen(module: nn.Module) -> tuple[object, ...]:
-    """A value that changes when the module's weights change. It holds the identities and versions of the tensors, the
-    adapters and their strengths, and a few numbers of each matrix (fusing an adapter may change only these numbers).
+def weights_seen(module: nn.Module, values: bool) -> tuple[object, ...]:
+    """A value that changes when the module's weights change. It holds the identities and versions of the tensors, and
+    the adapters and their strengths. This is computed before every generation, while the device waits for it.
 
-    It is cheap enough to compute before every generation: one small copy from the device.
+    values  also notice writes that torch does not count (`weight.data`). This reads all weights once.
     """
-    tensors = [parameter for parameter in module.parameters() if not parameter.is_meta]
+    tensors: list[Tensor] = []
+    adapters: list[tuple[object, ...]] = []
+    for number, layer in enumerate(module.modules()):
+        own = vars(layer)
+        tensors += [one for one in own["_parameters"].values() if one is not None and not one.is_meta]
+        if isinstance(scaling := own.get("scaling"), dict):
+            adapters.append((number, *_state(layer), tuple(sorted((name, repr(one)) for name, one in scaling.items()))))
     identities = tuple((id(one), version_of(one), one.dtype) for one in tensors)
-    return identities, tuple(_adapters(module)), _probe(tensors)
+    return identities, tuple(adapters), _checksum(tensors) if values else ""
 
 
-def _adapters(module: nn.Module) -> Iterator[tuple[object, ...]]:
-    for path, layer in module.named_modules():
-        if isinstance(scaling := getattr(layer, "scaling", None), dict):
-            active = tuple(getattr(layer, "active_adapters", ()))
-            merged = tuple(getattr(layer, "merged_adapters", ()))
-            off = getattr(layer, "disable_adapters", False)
-            yield path, active, merged, off, tuple(sorted((name, repr(value)) for name, value in scaling.items()))
+def _state(layer: nn.Module) -> tuple[object, ...]:
+    """Which adapters of a layer are active, merged into its matrix, or switched off."""
+    active, merged = (tuple(getattr(layer, name, ())) for name in ("active_adapters", "merged_adapters"))
+    return active, merged, getattr(layer, "disable_adapters", False)
 
 
 @torch.no_grad()
-def _probe(tensors: Iterable[Tensor]) -> str:
+def _checksum(tensors: Iterable[Tensor]) -> str:
+    """Of the sum and the norm of each matrix."""
     by_device: dict[torch.device, list[Tensor]] = {}
     for one in tensors:
-        if type(one) is nn.Parameter and one.dim() >= 2 and one.is_floating_point():
-            by_device.setdefault(one.device, []).append(one.detach()[(0,) * (one.dim() - 1)][:PROBED].float())
+        if type(one) is nn.Parameter and one.dim() >= 2 and one.is_floating_point() and one.dtype.itemsize > 1:
+            plain = one.detach()
+            found = [plain.sum(dtype=torch.float32), torch.linalg.vector_norm(plain, dtype=torch.float32)]
+            by_device.setdefault(one.device, []).extend(found)
     sha = hashlib.sha256()
     for parts in by_device.values():
-        sha.update(torch.cat(parts).cpu().numpy().tobytes())
+        sha.update(torch.stack(parts).cpu().numpy().tobytes())
     return sha.hexdigest()

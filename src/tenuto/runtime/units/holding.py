@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tenuto.errors import ScheduleError, UsageError
+from tenuto.errors import ScheduleError
 from tenuto.runtime.compilation import computed
 from tenuto.runtime.positions import put_
 from tenuto.runtime.prediction import polynomial_weights
@@ -207,16 +207,11 @@ class UnitsKept:
 class Planes:
     """What graphs need: kept values in buffers that never move, and the numbers of the current step."""
 
-    def __init__(self, plan: Plan, device: torch.device, offload: bool = False) -> None:
-        """offload: the buffers are in the host's pinned memory, and every read or write is a copy to or from it."""
-        if offload and plan.remembered > 1:
-            raise UsageError(
-                "Caches in the host's memory go with predict 'constant' only, which keeps one value of each."
-            )
+    def __init__(self, plan: Plan, device: torch.device, pinned: bool = False) -> None:
+        """pinned: the buffers are in the host's memory; see offloading."""
         self.plan = plan
-        self.offload = offload
         with torch.inference_mode(False):  # so that they can be used inside and outside of inference mode
-            self.storages = [allocate(storage, device, offload) for storage in plan.storages]
+            self.storages = [allocate(storage, device, pinned) for storage in plan.storages]
         self._row = {cell: i for i, cell in enumerate(plan.cells)}
         slots, shape = plan.remembered, (len(plan.steps), max(len(self._row), 1))
         weights, targets = torch.zeros(*shape, slots), torch.zeros(shape, dtype=torch.long)
@@ -235,7 +230,7 @@ class Planes:
     @property
     def bytes(self) -> int:
         """Bytes on the device."""
-        return 0 if self.offload else sum(storage.untyped_storage().nbytes() for storage in self.storages)
+        return sum(storage.untyped_storage().nbytes() for storage in self.storages)
 
     def reset(self) -> None:
         """Set all planes to zero: a plane may be read with the weight zero before it is written, and 0 · NaN is NaN."""
@@ -261,7 +256,7 @@ class Planes:
     def keep(self, cell: Cell, value: Tensor) -> None:
         storage = self.storages[cell.store]
         if len(cell.planes) == 1:
-            storage[cell.planes[0]].copy_(value, non_blocking=self.offload)
+            storage[cell.planes[0]].copy_(value)
         else:
             row = self._row[cell]
             overwrite(storage, self.targets[row : row + 1], value)
@@ -271,11 +266,6 @@ class Planes:
 
     def add(self, h: Tensor, cells: tuple[Cell, ...], gates: list[Tensor] | None) -> Tensor:
         storage = self.storages[cells[0].store]
-        if self.offload:
-            for i, cell in enumerate(cells):
-                value = storage[cell.planes[0]].to(h.device, non_blocking=True)
-                h = h + (value if gates is None else gates[i] * value)
-            return h
         if len(cells) == 1 and len(cells[0].planes) == 1:
             value = storage[cells[0].planes[0]]
             return h + value if gates is None else torch.addcmul(h, gates[0], value)
@@ -291,13 +281,13 @@ class Planes:
         return add_held_planes(h, storage, planes, self.weights, rows, None if gates is None else torch.stack(gates))
 
 
-def allocate(storage: Storage, device: torch.device, offload: bool = False) -> Tensor:
+def allocate(storage: Storage, device: torch.device, pinned: bool = False) -> Tensor:
     """[planes, *shape], each plane laid out as the stream is."""
     size = prod(storage.shape)
     count = storage.planes * size
     flat = (
         torch.zeros(count, dtype=storage.dtype, pin_memory=device.type == "cuda")
-        if offload
+        if pinned
         else torch.zeros(count, dtype=storage.dtype, device=device)
     )
     return flat.as_strided((storage.planes, *storage.shape), (size, *storage.stride))

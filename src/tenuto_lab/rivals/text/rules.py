@@ -106,8 +106,14 @@ def elastic(window: int, period: int | None = None) -> Rule:
     return Rule(f"Elastic-Cache's window of {window}{ours}", computed, candidates)
 
 
-def ours(period: int, held: frozenset[str] = frozenset(), name: str | None = None, window: int | None = None) -> Rule:
-    """window: instead of a block, the leftmost masks of the whole text, so many of them"""
+def ours(
+    period: int,
+    held: frozenset[str] = frozenset(),
+    name: str | None = None,
+    window: int | None = None,
+    lean: bool = False,
+) -> Rule:
+    """window: instead of a block, the leftmost masks of the whole text, so many of them; lean: no other tokens"""
 
     def inside(state: State) -> Tensor:
         return state.block if window is None else leftmost(state.masked, window)
@@ -122,7 +128,8 @@ def ours(period: int, held: frozenset[str] = frozenset(), name: str | None = Non
         rank = torch.where(near, torch.where(state.masked, 1, 2), torch.where(state.answer, 3, 4))
         rank = torch.where(state.stale, 0, rank)
         order = (rank * n + state.places).argsort(1)[:, : max(window or state.block_length, 2)]
-        return torch.zeros_like(state.masked).scatter_(1, order, True)
+        chosen = torch.zeros_like(state.masked).scatter_(1, order, True)
+        return chosen & (rank < 2) if lean else chosen
 
     return Rule(name or f"ours, everything every {period}", computed, candidates, held)
 

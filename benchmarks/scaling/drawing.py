@@ -1,0 +1,153 @@
+"""A network of the family in a pipeline, so that every scheduler and every cache draws the same pictures."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from diffusers import DDIMScheduler, DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from torch import Tensor, nn
+
+import tenuto
+from tenuto.errors import UsageError
+from tenuto.files import read_json
+from tenuto.models import Model
+from tenuto.sampling.pictures import guide
+from tenuto_lab.frontier.named_rivals import noise_of
+from tenuto_lab.rivals.noise_prediction import Denoise
+from training.autoencoder import Autoencoder, load_autoencoder
+from training.train_vae import decode_all
+
+Prediction = Literal["noise", "flow"]
+SCHEDULERS = {"DDIMScheduler": DDIMScheduler, "FlowMatchEulerDiscreteScheduler": FlowMatchEulerDiscreteScheduler}
+
+
+class Guided(nn.Module):
+    """A class-conditional network with classifier-free guidance, both halves in one batch."""
+
+    def __init__(self, network: Callable[..., Any], null_class: int, guidance: float) -> None:
+        super().__init__()
+        self.network, self.null_class, self.guidance = network, null_class, guidance
+        self.evaluated = 0
+
+    def forward(self, x: Tensor, times: Tensor, labels: Tensor) -> Tensor:
+        self.evaluated += 1
+        both = torch.cat([labels, torch.full_like(labels, self.null_class)])
+        output: Tensor = self.network(torch.cat([x, x]), torch.cat([times, times]).float(), both)
+        return guide(output.float(), self.guidance)
+
+
+class Drawing(DiffusionPipeline):
+    """The loop that pipelines have. A flow gets evenly spaced noise levels, as FLUX's pipeline gives them."""
+
+    def __init__(self, transformer: nn.Module, scheduler: Any) -> None:
+        super().__init__()
+        self.register_modules(transformer=transformer, scheduler=scheduler)
+        self.set_progress_bar_config(disable=True)
+
+    @torch.inference_mode()
+    def __call__(self, noise: Tensor, labels: Tensor, num_inference_steps: int) -> Tensor:
+        set_times(self.scheduler, num_inference_steps, noise.device)
+        x = noise
+        with self.progress_bar(total=num_inference_steps) as bar:
+            for t in self.scheduler.timesteps:
+                x = self.scheduler.step(self.transformer(x, t.expand(len(x)), labels), t, x, return_dict=False)[0]
+                bar.update()
+        return x
+
+
+def set_times(scheduler: Any, steps: int, device: Any = None) -> None:
+    if isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
+        scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), device=device)
+    else:
+        scheduler.set_timesteps(steps, device=device)
+    if hasattr(scheduler, "set_begin_index"):
+        scheduler.set_begin_index(0)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A trained network of the family, its autoencoder, and what is known of its training."""
+
+    path: Path
+    model: Model
+    autoencoder: Autoencoder
+    record: dict[str, Any]  # loss.json
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def prediction(self) -> Prediction:
+        return "flow" if self.record["objective"] == "flow" else "noise"
+
+    @property
+    def seconds(self) -> float:
+        """Of training, on the GPU that the record names."""
+        return float(self.record["seconds"])
+
+    @cached_property
+    def parameters(self) -> int:
+        return sum(value.numel() for value in self.model.network.parameters())
+
+    def scheduler(self) -> Any:
+        """The scheduler that the checkpoint names, ready for any number of steps."""
+        path = self.path / "scheduler" / "scheduler_config.json"
+        config = read_json(path, "scheduler config")
+        if config["_class_name"] not in SCHEDULERS:
+            raise UsageError(f"{path} names {config['_class_name']}; known are {', '.join(SCHEDULERS)}.")
+        known = {key: value for key, value in config.items() if key not in ("_class_name", "prediction_type")}
+        return SCHEDULERS[config["_class_name"]](**known)
+
+
+def opened(path: Path, device: torch.device) -> Network:
+    model = tenuto.load(str(path), device=device, dtype=torch.float32)
+    record = json.loads((path / "loss.json").read_text(encoding="utf-8"))
+    return Network(path, model, load_autoencoder(path / "vae").to(device), record)
+
+
+class Requests:
+    """The pictures to draw: classes in turn, each sample from its own noise, at one guidance."""
+
+    def __init__(self, network: Network, guidance: float, samples: int) -> None:
+        self.network, self.guidance, self.samples = network, guidance, samples
+        device = network.model.device
+        self.labels = torch.arange(samples, device=device) % network.model.config.num_classes
+        self.noise = noise_of(network.model, 0, samples)
+
+    def guided(self, network: Callable[..., Any] | None = None) -> Guided:
+        """The network with guidance, or something that evaluates it in another way."""
+        model = self.network.model
+        return Guided(network or model.network, model.config.null_class, self.guidance)
+
+    def drawn(self, steps: int, scheduler: Any | None = None, network: Callable[..., Any] | None = None) -> Tensor:
+        """Latents in so many steps, evaluated at each."""
+        pipeline = Drawing(self.guided(network), scheduler or self.network.scheduler())
+        latents: Tensor = pipeline(self.noise, self.labels, steps)
+        return latents
+
+    def held(self, steps: int, budget: float) -> tuple[Tensor, int]:
+        """Latents by Tenuto's default, and how often it evaluated the network."""
+        guided = self.guided()
+        pipeline = Drawing(guided, self.network.scheduler())
+        with tenuto.accelerated(pipeline, budget, mode="skip"):
+            latents: Tensor = pipeline(self.noise, self.labels, steps)
+        return latents, guided.evaluated
+
+    def denoiser(self) -> Denoise:
+        """The prediction after guidance as a function of the sample and the time."""
+        guided = self.guided()
+
+        def predict(x: Tensor, time: float) -> Tensor:
+            return guided(x, torch.full((len(x),), time, device=x.device), self.labels)  # type: ignore[no-any-return]
+
+        return predict
+
+    def shown(self, latents: Tensor) -> Tensor:
+        """Pictures in [-1, 1], on the CPU."""
+        return decode_all(self.network.autoencoder, latents)

@@ -1,0 +1,101 @@
+"""What was measured, in Markdown: the networks, how each way changes with size, and a table for each case."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.scaling.ways import STEPS, WAYS
+from tenuto.provenance import origin
+
+NOTATION = (
+    f"All ways draw the same pictures from the same noise. *Full* is the checkpoint's own scheduler in {STEPS} steps "
+    "(DDIM, or Euler for a flow), *converged* the same scheduler in 500 steps. dB is the PSNR of the decoded picture, "
+    "with a 95 % bootstrap interval over samples. *Beyond full* is the Fréchet distance from real pictures in the "
+    "judge's features, less the full run's, resampled in pairs. *Fewer steps*, *best solver* (UniPC, DPM-Solver++, "
+    "DEIS, orders 2 and 3, trained or Karras levels) and *best output predictor* (TaylorSeer, FoCa) are at their best "
+    "setting with hindsight, for each goal by itself; the other ways have no setting.\n"
+)
+
+
+def tables(record: Mapping[str, Any]) -> str:
+    cases = list(record["cases"].values())
+    parts = ["# Does it scale?\n", NOTATION, "## The networks\n", *_networks(cases), ""]
+    parts += ["## Change with size\n", *_slopes(cases)]
+    for case in cases:
+        parts += [f"## {case['network']}, guidance {case['guidance']:g}\n", f"{origin(case['provenance'])}.\n"]
+        parts += [*_rows(case), ""]
+    return "\n".join(parts)
+
+
+def _networks(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    titles = ["network", "parameters", "predicts", "trained", "held-out loss", "guidance", "class accuracy"]
+    lines = []
+    for case in cases:
+        full = case["full"]
+        loss = "" if case["held_out_loss"] is None else f"{case['held_out_loss']:.4f}"
+        early = ", cut short" if case["early"] else ""
+        cells = [case["network"], f"{case['parameters'] / 1e6:.1f} M", case["prediction"]]
+        cells += [f"{case['trained_seconds']:.0f} s, {case['trained_samples'] / 1e6:.1f} M samples{early}", loss]
+        judged = [f"{full['accuracy']:.1%}", f"{full['distance'][0]:.2f}"] if "accuracy" in full else ["", ""]
+        lines.append([*cells, f"{case['guidance']:g}", *judged, _interval(full["converged"])])
+    yield from _table([*titles, "Fréchet distance", "full run to converged, dB"], lines)
+
+
+def slope(cases: Sequence[Mapping[str, Any]], way: str, budget: float, goal: str) -> float | None:
+    """The change for ten times as many parameters: a line through the noise-predicting, fully trained networks."""
+    points = []
+    for case in cases:
+        if case["prediction"] == "noise" and not case["early"]:
+            points += [
+                (math.log10(case["parameters"]), row[goal]["dB"])
+                for row in case["rows"]
+                if row["way"] == way and row["budget"] == budget and goal in row
+            ]
+    if len({x for x, _ in points}) < 2:
+        return None
+    x, y = np.array(points).T
+    return float(np.polyfit(x, y, 1)[0])
+
+
+def _slopes(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """One table for each guidance."""
+    yield (
+        "dB to the full run / to the converged run gained with ten times as many parameters: a line through the "
+        "fully trained networks that predict noise. Below zero: harder with size.\n"
+    )
+    for guidance in sorted({case["guidance"] for case in cases}):
+        chosen = [case for case in cases if case["guidance"] == guidance]
+        budgets = sorted({row["budget"] for case in chosen for row in case["rows"]}, reverse=True)
+        lines = []
+        for way in WAYS:
+            found = [[slope(chosen, way, budget, goal) for goal in ("full", "converged")] for budget in budgets]
+            if all(one is not None for pair in found for one in pair):
+                lines.append([way, *(" / ".join(f"{one:+.1f}" for one in pair) for pair in found)])
+        if lines:
+            yield from _table([f"guidance {guidance:g}", *(f"{budget:.0%}" for budget in budgets)], lines)
+            yield ""
+
+
+def _rows(case: Mapping[str, Any]) -> Iterator[str]:
+    titles = ["work", "way", "computed", "dB to full", "dB to converged", "beyond full", "class accuracy", "setting"]
+    lines = []
+    for row in case["rows"]:
+        goals = [_interval([row[goal][name] for name in ("dB", "low", "high")]) for goal in ("full", "converged")]
+        beyond = _interval(row["distance_beyond_full"], "+.2f") if "distance_beyond_full" in row else ""
+        accuracy = f"{row['accuracy']:.1%}" if "accuracy" in row else ""
+        named = dict.fromkeys(row[goal]["setting"] for goal in ("full", "converged") if row[goal]["setting"])
+        cells = [f"{row['budget']:.0%}", row["way"], f"{row['work']:.1%}", *goals, beyond, accuracy, "; ".join(named)]
+        lines.append(cells)
+    yield from _table(titles, lines)
+
+
+def _interval(values: Sequence[float], form: str = ".1f") -> str:
+    value, low, high = values
+    return f"{value:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    line = "|---|" + "---:|" * (len(titles) - 1)
+    return ["| " + " | ".join(titles) + " |", line, *("| " + " | ".join(row) + " |" for row in rows)]
