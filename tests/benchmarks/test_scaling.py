@@ -72,7 +72,9 @@ def test_every_way_has_a_row_and_the_tables_name_it(
         "rivals",
         lambda flow, n: [next(one for one in rivals(flow, n) if one.name == way) for way in WAYS[2:5]],
     )
-    found = {**measure(network, 3.0, 2, 0, [0.2]), "provenance": MADE}
+    *_, last = measure(network, 3.0, 2, 0, [0.34, 0.2])
+    assert last["complete"]
+    found = {**last, "provenance": MADE}
     assert {row["way"] for row in found["rows"]} == set(WAYS)
     assert all(row["full"]["low"] <= row["full"]["dB"] <= row["full"]["high"] for row in found["rows"])
     larger = {**found, "network": "larger", "parameters": 10 * found["parameters"], "prediction": "noise"}
