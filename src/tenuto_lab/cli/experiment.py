@@ -152,7 +152,7 @@ def run_experiments(
         each, of_text, rounds = samples or one.samples, samples or one.text_samples, seeds or one.seeds
         lab = Lab(
             on, each, rounds, steps, str(place), journal, granularities=counted, protocol=protocol,
-            text_samples=of_text, ends=ends, takes_time=not beside, made=made,
+            text_samples=of_text, ends=ends, takes_time=not beside, made={} if one.on_cpu else made,
             _benches=benches.setdefault(f"{each} {of_text} {rounds}", {}),
         )  # fmt: skip
         if times:
