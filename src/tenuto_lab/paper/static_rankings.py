@@ -7,6 +7,8 @@ orders.
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from tenuto.scoring.scores import Scores
 from tenuto_lab.candidates.allocation import anchors
 from tenuto_lab.candidates.ranked_lifetimes import Statistic, ranked_lifetimes, statistic_of
@@ -139,14 +141,16 @@ def _panel(bench: Bench, frozen: dict[str, list[Trial]], fresh: dict[str, Trial]
     title = f"{bench.model.name}, by {'branches' if bench.granularity == 'branch' else 'blocks'}"
     first = next(iter(frozen.values()))[0]
     if not bench.writes and "fid" in first.figures:
-        series = {
-            "held for good": [(r, t[0].figures["fid"][0] / t[0].figures["full_fid"][0]) for r, t in frozen.items()]
-        }
+        series = {"held for good": [(r, float(np.mean([_share(one) for one in t]))) for r, t in frozen.items()]}
         return Panel(title, series, across="FID, of full inference's")
     shown = {"held for good": {r: t[0] for r, t in frozen.items()}, **({"refreshed": fresh} if fresh else {})}
     value = bench.tasks[0] if bench.writes else bench.quality
     bars = {kind: [(r, t.mean(value)[0]) for r, t in found.items()] for kind, found in shown.items()}
     return Panel(title, bars, across=f"{value}, right answers" if bench.writes else bench.quality)
+
+
+def _share(trial: Trial) -> float:
+    return trial.figures["fid"][0] / trial.figures["full_fid"][0]
 
 
 def orientations(lab: Lab, bench: Bench) -> dict[str, int]:
