@@ -129,7 +129,7 @@ def maps(lab: Lab) -> ExperimentResult:
         counted = "blocks" if bench.granularity == "block" else "branches"
         panels.append(
             Panel(
-                f"{bench.model.name}: {share_of_steps(bench, made):.0%} of layer-steps, by {counted}",
+                f"{bench.model.name}, by {counted}: {share_of_steps(bench, made):.0%}",
                 {"lifetimes": last, "kinds": kinds, "steps": steps},
             )
         )
