@@ -325,7 +325,7 @@ def checked_kernels(network: LanguageNetwork, device: torch.device) -> dict[str,
         error = max(float((b - a).norm() / a.norm()) for a, b in zip(*found, strict=True))
         cosines, sines = (one[0, 0] for one in rotary_angles(rows, config.head_dim, config.rope_theta))
         h = network.parts()[0](tokens.gather(1, rows))
-        step = cached_step.Step(h.shape, (cosines, sines), keys, None, rows, tokens.shape[1])
+        step = cached_step.step_at(rows, (cosines, sines), keys, None, keys.of(blocks[0].name)[0])
         record: dict[str, Any] = {"relative_error": error}
         names = ("rotary", "swiglu", "attn_out", "ff_out")
         for name, (settings, run) in zip(names, cached_step.tried_products(h[0], blocks, step), strict=True):

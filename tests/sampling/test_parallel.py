@@ -103,10 +103,7 @@ def naive(
         at = list(range(len(x)))
         if every is not None and evaluations % every:
             needed = [i - shift for i in inside if x[i] == MASK and i - shift not in stale]
-            near = sorted({i - one for i in inside for one in {0, shift}})
-            rest = [i for i in near if i not in needed and i not in stale]
-            others = [i for i in range(start - shift, len(x)) if i not in needed + rest and i not in stale]
-            at = (sorted(stale) + needed + rest + others)[: max(size, 2) + shift]
+            at = (sorted(stale) + needed)[: max(size, 2) + shift]
         stale -= set(at)
         evaluations += 1
         logits = seeing(x, at)

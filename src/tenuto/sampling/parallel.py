@@ -28,7 +28,10 @@ from tenuto.runtime.executor import Executor
 from tenuto.sampling.guesses import Likeliest, accepted, choose_tokens, confidences, nucleus, probability
 from tenuto.sampling.prompts import Canvas
 from tenuto.sampling.settings import MaskedSampling
-from tenuto.sampling.window import Rules, plan, settle
+from tenuto.sampling.window import Rules, packing, plan, settle
+
+MANY = 128  # positions of a step in all rows, from which arithmetic takes longer than reading the weights
+ROUND = 32  # numbers of positions are multiples of it
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def write_in_parallel(
     for step in range(sampling.length):
         full = executor.schedule is None or executor.full_steps[step]
         with compiling(compiled):
-            asked, masked, computed = plan(tokens, stale, rules, full)
+            asked, masked, computed, needed = plan(tokens, stale, rules, full)
         places = whole
         if on_host(device):
             most = int(masked.sum(1).max())
@@ -93,6 +96,10 @@ def write_in_parallel(
         inputs, named = canvas.inputs(
             canvas.width + asked, None if computed is None else (canvas.width + computed).clamp(min=0)
         )
+        if needed is not None and computed is not None and not full and packs(reader is not None and reads, computed):
+            with compiling(compiled):
+                slots, starts = packing(needed, computed.shape[1])
+            named["packed"] = slots[: tier(int(starts[-1]), len(slots))], starts
         if reader is not None and reads:
             guesses, likely = evaluate(inputs, **named, read=reader)
             confidence = likely
@@ -115,6 +122,20 @@ def write_in_parallel(
     if executor.schedule is not None:
         evaluate.step = executor.schedule.steps  # nothing that is kept will be read again
     return tokens
+
+
+def packs(possible: bool, computed: Tensor) -> bool:
+    """Whether only the needed positions of all rows are computed, as one list.
+
+    Then the host waits for their number. That takes a fraction of a millisecond, and pays where arithmetic takes long.
+    """
+    return possible and computed.is_cuda and computed.numel() >= MANY
+
+
+def tier(needed: int, most: int) -> int:
+    """The number of positions that are computed if so many are needed: one of seven, each with its graph."""
+    size = -(-most // (8 * ROUND)) * ROUND
+    return min(max(-(-needed // size), 2) * size, most)
 
 
 def on_host(device: torch.device) -> bool:
