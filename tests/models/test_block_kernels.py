@@ -15,7 +15,7 @@ if not (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"):
     pytest.skip("there is neither a GPU nor Triton's interpreter", allow_module_level=True)
 
 from tenuto.models import block_kernels as kernels
-from tenuto.models import cached_step
+from tenuto.models import cached_step, language
 from tenuto.models.cached_step import Products, by_functions, by_kernels
 from tenuto.models.dream import Dream, DreamConfig
 from tenuto.models.kernel_settings import Settings
@@ -154,7 +154,7 @@ def test_packed_tokens_are_computed_as_if_they_were_not(padded: bool, monkeypatc
         keys = Keys()
         network(tokens, attention_mask=real, memory=(keys, None))
         with monkeypatch.context() as patch:
-            patch.setattr(cached_step, "suits", lambda h, blocks, on=packed is not None: on)
+            patch.setattr(language, "suits", lambda h, blocks, on=packed is not None: on)
             guesses, likely = network(
                 tokens.flip(1),
                 attention_mask=real,

@@ -299,10 +299,10 @@ def _attended(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """The queries of one text that share one head of keys meet one part of the keys."""
     text, head, part = tl.program_id(0) // kv_heads, tl.program_id(0) % kv_heads, tl.program_id(1)
-    start = tl.load(starts + text)
+    start, stop = tl.load(starts + text), tl.load(starts + text + 1)
     row = tl.program_id(2) * BLOCK_R + tl.arange(0, BLOCK_R)
     token = start + row // SHARED
-    real = token < tl.load(starts + text + 1)
+    real = token < stop
     d = tl.arange(0, WIDTH)
     asks = head * SHARED + row % SHARED
     at_query = (token * stride + asks * WIDTH)[:, None] + d[None, :]
@@ -311,7 +311,8 @@ def _attended(  # type: ignore[no-untyped-def]
     total = tl.zeros((BLOCK_R,), tl.float32)
     seen = tl.zeros((BLOCK_R, WIDTH), tl.float32)
     base = tl.program_id(0).to(tl.int64) * N
-    end = tl.minimum(part * each + each, N)
+    asking = start + tl.program_id(2) * BLOCK_R // SHARED < stop  # otherwise there is nothing to read
+    end = tl.where(asking, tl.minimum(part * each + each, N), part * each)
     for at in range(part * each, end, BLOCK_K):
         n = at + tl.arange(0, BLOCK_K)
         there = n < end

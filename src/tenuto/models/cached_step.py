@@ -251,9 +251,6 @@ class Packed:
     rows: Tensor  # [B, P]
     attention_mask: Tensor | None
 
-    def suits(self, weight: Tensor, blocks: Sequence[LanguageBlock]) -> bool:
-        return len(self.slots) > FEW and suits(weight, blocks)
-
     def of(self, values: Tensor) -> Tensor:
         """[B, P] -> [M]"""
         return values.expand(self.rows.shape).flatten()[self.slots]

@@ -137,7 +137,7 @@ class LanguageNetwork(nn.Module):
         rope = Deferred(lambda: rotary_angles(places, self.config.head_dim, self.config.rope_theta))
         if packed is not None and rows is not None and read is not None and made is not None:
             wanted = Packed(*packed, rows, attention_mask)
-            if wanted.suits(embedding.weight, list(blocks)):
+            if suits(embedding.weight, list(blocks)):
                 angles = rotary_angles(wanted.of(places)[None], self.config.head_dim, self.config.rope_theta)
                 h = wanted.step(embedding(wanted.of(tokens)), list(blocks), norm, angles, memory[0])  # type: ignore[index]
                 return tuple(wanted.spread(one, made) for one in read(head(h)))
