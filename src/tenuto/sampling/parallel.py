@@ -5,14 +5,15 @@ of a batch goes at its own pace. All of the following is decided on the device:
 
     block     the row's first block that still has a mask; or a sliding window, the leftmost masks of the whole text
     computed  with a KV cache: the tokens that the last evaluation wrote, because the cache holds a mask in their place;
-              then the masks of the block, from left to right; then other tokens of the block. As many in all as a
-              block has. At a full step: everything
+              then the masks of the block, from left to right. At most as many in all as a block has. At a full step:
+              everything
     written   of the masks that were computed, the guesses that `accepted` allows. If the last evaluation wrote a whole
               block, no mask was computed: this evaluation only brings the cache up to date
     ended     a row ends when no mask is left, or none before its first end-of-text
 
 So all shapes are fixed, graphs serve, and nothing waits for the host. The host learns one evaluation late what was
-written, and that all rows have ended; the one evaluation that it started meanwhile writes nothing.
+written, and that all rows have ended; the one evaluation that it started meanwhile writes nothing. Only for large
+batches it waits for the number of needed positions, to compute no others (`packs`).
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
