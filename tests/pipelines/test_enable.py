@@ -123,8 +123,8 @@ def test_nonsense_is_refused_and_leaves_nothing_behind(pipe: DiffusionPipeline, 
         ({"budget": 0.0}, "above 0"),
         ({"budget": 0.5, "speedup": 2}, "not two of them"),
         ({"budget": 0.5, "evaluations": 2}, "not two of them"),
-        ({"evaluations": 0}, "a whole number from 1 on"),
-        ({"evaluations": 2.5}, "a whole number from 1 on"),
+        ({"evaluations": 0}, "must be at least 1"),
+        ({"evaluations": 2.5}, "whole number"),
         ({"budgets": 0.5}, "There is no option 'budgets'. Did you mean budget"),
         ({"steps": 50}, "is given where you generate"),
         ({"xyz": 50}, "The options are blocks, budget, "),
@@ -208,3 +208,14 @@ def test_a_speed_up_instead_of_a_budget(pipe: DiffusionPipeline) -> None:
     with tenuto.accelerated(pipe, speedup=4):
         draw(pipe, "sd1", steps=40)
         assert tenuto.summary(pipe).work == 0.25
+
+
+def test_few_steps_are_computed_in_full_and_it_is_said_why(pipe: DiffusionPipeline) -> None:
+    full = draw(pipe, "sd1", steps=4)
+    tenuto.enable(pipe)
+    with pytest.warns(UserWarning, match="All 4 steps are evaluated, and nothing is gained"):
+        assert torch.equal(draw(pipe, "sd1", steps=4), full)
+    assert tenuto.summary(pipe).in_full_because == "with 4 steps there is nothing to leave out"
+    tenuto.configure(pipe, 1.0)
+    draw(pipe, "sd1", steps=4)
+    assert not tenuto.summary(pipe).in_full_because
