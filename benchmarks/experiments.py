@@ -131,10 +131,11 @@ def times(
 def assemble(
     out: Out = OUT,
     dtype: Annotated[str, typer.Option(help="float32, or bfloat16.")] = "float32",
+    only: Annotated[list[str] | None, typer.Option(help="Experiments, instead of all; repeat.")] = None,
     extra: Annotated[list[str] | None, typer.Option(help="Options of the experiments; repeat.")] = None,
 ) -> None:
     """Write result files, tables and figures from all trials."""
-    command = [sys.executable, "-m", "tenuto_lab", "experiment", "all", "--minutes", "0", *(extra or [])]
+    command = [sys.executable, "-m", "tenuto_lab", "experiment", *(only or ["all"]), "--minutes", "0", *(extra or [])]
     command += ["--trials", _shown(out / ".parts")]
     if dtype != "float32":
         command += ["--dtype", dtype, "--granularity", "block"]

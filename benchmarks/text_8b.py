@@ -325,7 +325,7 @@ def checked_kernels(network: LanguageNetwork, device: torch.device) -> dict[str,
         error = max(float((b - a).norm() / a.norm()) for a, b in zip(*found, strict=True))
         cosines, sines = (one[0, 0] for one in rotary_angles(rows, config.head_dim, config.rope_theta))
         h = network.parts()[0](tokens.gather(1, rows))
-        step = cached_step.Step(h.shape, (cosines, sines), keys, None, rows, tokens.shape[1])
+        step = cached_step.step_at(rows, (cosines, sines), keys, None, keys.of(blocks[0].name)[0])
         record: dict[str, Any] = {"relative_error": error}
         names = ("rotary", "swiglu", "attn_out", "ff_out")
         for name, (settings, run) in zip(names, cached_step.tried_products(h[0], blocks, step), strict=True):
@@ -380,8 +380,13 @@ def ways(
     prompts = prompts_of(batch, width, config)
     headline = point in (POINTS[0], (1, 4096, 256)) or device.type != "cuda"
 
-    def run(every: int, compiled: bool, kernels_too: bool = True, pad_to: int = 1) -> dict[str, Any]:
-        with mock.patch.object(cached_step, "BY_KERNELS", cached_step.BY_KERNELS and kernels_too):
+    def run(
+        every: int, compiled: bool, kernels_too: bool = True, pad_to: int = 1, packed: bool = True
+    ) -> dict[str, Any]:
+        with (
+            mock.patch.object(cached_step, "BY_KERNELS", cached_step.BY_KERNELS and kernels_too),
+            mock.patch.object(parallel, "MANY", parallel.MANY if packed else NEVER),
+        ):
             executor = Executor(network, schedule_for(config, length, every), compiled=compiled)
             started = time.perf_counter()
             ours(executor, prompts, length, device, pad_to)  # records the graphs
@@ -399,6 +404,8 @@ def ways(
     if point in RIVALS or device.type != "cuda":
         found["Fast-dLLM, dual cache"] = lambda: rival(network, prompts, length, device, dual=True)
         found["Fast-dLLM, prefix cache"] = lambda: rival(network, prompts, length, device, dual=False)
+    if batch > 1 and point[1:] == POINTS[0][1:]:
+        found["tenuto, all positions of the blocks"] = lambda: run(NEVER, True, packed=False)
     if headline:
         found["tenuto, everything computed every 32 evaluations"] = lambda: run(32, True)
         found["tenuto, with a mask for padding"] = lambda: run(NEVER, True, pad_to=64)

@@ -20,7 +20,8 @@ def test_the_recorded_run_passed(record: dict[str, Any]) -> None:
 
 def test_every_bound_is_as_it_was_tried(record: dict[str, Any]) -> None:
     now = lowest(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8")))
-    assert record["asked"] == now, "A lower bound changed since the lowest versions were tried: run `make floors`."
+    tried = {name: record["asked"].get(name) for name in now}  # a package that is needed no more may be among them
+    assert tried == now, "A lower bound changed since the lowest versions were tried: run `make floors`."
     installed = record["installed"]
     assert all(same(installed[name.replace("-", "_")], version) for name, version in now.items())
 

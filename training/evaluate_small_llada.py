@@ -8,7 +8,7 @@ most levels, and the second one answers nearly all of them.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from math import sqrt
@@ -68,14 +68,38 @@ def questions(library: Library, task: str, level: int, count: int, seed: int) ->
     ]
 
 
-def levels() -> list[tuple[str, int, str]]:
-    """Each task at each level, and what the level counts: all hard levels first.
+def levels() -> dict[str, tuple[tuple[int, ...], str]]:
+    """The levels of each task from easy to hard, and what they count."""
+    return {name: (kind.levels, kind.unit) for name, kind in TASKS.items()} | {"needles": (NEEDLE_LEVELS, "tokens")}
 
-    If time runs out, the easiest levels are missing: a model that has learnt anything answers all of those.
+
+def next_level(known: Mapping[int, float]) -> int | None:
+    """Which level of a task to measure next, by its number; known: {its number: accuracy, or −1 if not measured}.
+
+    Levels below one that is always right and above one that is too hard are left out. Of the others, the middle one
+    says most.
     """
-    every = {name: (kind.levels, kind.unit) for name, kind in TASKS.items()} | {"needles": (NEEDLE_LEVELS, "tokens")}
-    most = max(len(of) for of, _ in every.values())
-    return [(name, of[i], unit) for i in reversed(range(most)) for name, (of, unit) in every.items() if i < len(of)]
+    low = max((i for i, right in known.items() if right > TELLING[1]), default=-1)
+    high = min((i for i, right in known.items() if 0 <= right < TELLING[0]), default=len(known))
+    open_ones = [i for i, right in known.items() if right < 0 and low < i < high]
+    return min(open_ones, key=lambda i: abs(i - (low + high) / 2), default=None)
+
+
+def ladder(record: dict[str, Any]) -> Iterator[tuple[str, int, str]]:
+    """The levels to measure, task after task and again, as `record` fills."""
+    every = levels()
+    while True:
+        found = False
+        for task, (of, unit) in every.items():
+            known = {
+                i: record[f"{task}-{level}"]["full"]["accuracy"] if f"{task}-{level}" in record else -1.0
+                for i, level in enumerate(of)
+            }
+            if (i := next_level(known)) is not None:
+                found = True
+                yield task, of[i], unit
+        if not found:
+            return
 
 
 def length_for(asked: Sequence[Question]) -> int:
@@ -244,10 +268,10 @@ def evaluate(
     record: dict[str, Any] = {}
     posed: dict[str, list[Question]] = {}
     shown = []
-    for task, level, unit in levels():
+    for task, level, unit in ladder(record):
         if seconds is not None and perf_counter() - began > seconds:
-            print(f"{task} {level} is not measured: {seconds:.0f} s are over", flush=True)
-            continue
+            print(f"{task} {level} and others are not measured: {seconds:.0f} s are over", flush=True)
+            break
         name, asked = f"{task}-{level}", questions(library, task, level, count, seed)
         length, start = length_for(asked), perf_counter()
         full = in_batches(write_full, network, asked, length, batch_tokens)

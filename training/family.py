@@ -321,6 +321,7 @@ The matrices of the blocks are stored as int8 with a float16 scale for each row,
 {after / 1e6:.1f} MB in place of {before / 1e6:.1f} MB. Loading multiplies them out. {record["samples"]} pictures at
 guidance {record["guidance"]:g}, drawn from the same noise with the float16 weights and with these, agree to
 {mean:.1f} dB [{low:.1f}, {high:.1f}], the least alike to {least:.1f} dB.{judged}
+Any other evaluation on this card is of the float16 weights.
 By `{made["command"]}` at commit {made["commit"]} on {made["hardware"]}.
 """
 

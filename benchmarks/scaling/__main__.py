@@ -3,7 +3,7 @@
     python -m benchmarks.scaling --device cuda --network weights/natural-dit --network data/family/large --guidance 3
 
 Every network at every guidance is one case. A case that the file holds already is left out unless --again is given, so
-an interrupted run goes on where it stopped. docs/results.md says how the networks are trained.
+an interrupted run goes on with the case at which it stopped. docs/results.md says how the networks are trained.
 """
 
 import time
@@ -49,12 +49,15 @@ def main(
     for guidance in () if draw_only else guidances or GUIDANCES:
         for path in networks or [ROOT / "weights" / "natural-dit"]:
             case = f"{path.name}, guidance {guidance:g}"
-            if (case in record["cases"] and not again) or (seconds and time.monotonic() - began > seconds):
+            if (record["cases"].get(case, {}).get("complete") and not again) or (
+                seconds and time.monotonic() - began > seconds
+            ):
                 continue
             start = time.monotonic()
-            found = measure(opened(path, torch.device(device)), guidance, near, judged, budgets or BUDGETS, say)
-            record["cases"][case] = {**found, "provenance": provenance(device, seed=0)}
-            write_json(out, record)
+            network, shares = opened(path, torch.device(device)), budgets or BUDGETS
+            for found in measure(network, guidance, near, judged, shares, say):
+                record["cases"][case] = {**found, "provenance": provenance(device, seed=0)}
+                write_json(out, record)
             say(f"{case}: {time.monotonic() - start:.0f} s")
     write_text(out.with_suffix(".md"), tables(record))
     draw(record, out.with_suffix(".png"))

@@ -20,7 +20,6 @@ from tenuto.sampling.pictures import guide
 from tenuto_lab.frontier.named_rivals import noise_of
 from tenuto_lab.rivals.noise_prediction import Denoise
 from training.autoencoder import Autoencoder, load_autoencoder
-from training.train_vae import decode_all
 
 Prediction = Literal["noise", "flow"]
 SCHEDULERS = {"DDIMScheduler": DDIMScheduler, "FlowMatchEulerDiscreteScheduler": FlowMatchEulerDiscreteScheduler}
@@ -148,6 +147,8 @@ class Requests:
 
         return predict
 
+    @torch.inference_mode()
     def shown(self, latents: Tensor) -> Tensor:
-        """Pictures in [-1, 1], on the CPU."""
-        return decode_all(self.network.autoencoder, latents)
+        """Pictures in [-1, 1], on the network's device."""
+        parts = [self.network.autoencoder.decode(part).float().clamp(-1, 1) for part in latents.split(500)]
+        return torch.cat(parts)

@@ -4,7 +4,7 @@ Nearness is measured on few samples, with every setting of every rival. The Fré
 a rival with settings only one is drawn for it: the setting that came nearest to what the rival aims at.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -37,7 +37,7 @@ class Near:
         if not bool(torch.isfinite(pictures).all()):
             return
         for goal, reference in self.goals.items():
-            found = psnr(pictures, reference).clamp(max=HIGHEST)
+            found = psnr(pictures, reference).clamp(max=HIGHEST).cpu()
             known = self.best.setdefault(way.name, {})
             if goal not in known or float(found.mean()) > float(known[goal][0].mean()):
                 known[goal] = found, way
@@ -87,12 +87,15 @@ def measure(
     judged: int,
     budgets: Sequence[float] = BUDGETS,
     say: Say = lambda text: None,
-) -> dict[str, Any]:
-    """All rows of one network at one guidance. Without a judge, or with judged=0, no distance is measured."""
+) -> Iterator[dict[str, Any]]:
+    """One network at one guidance, with the rows known so far, after each budget; the last one is complete.
+
+    Without a judge, or with judged=0, no distance is measured.
+    """
     asked, flow = Requests(network, guidance, near), network.prediction == "flow"
     full = asked.shown(asked.drawn(STEPS))
     goals = {"full": full, "converged": asked.shown(asked.drawn(CONVERGED))}
-    agree = mean_interval(psnr(full, goals["converged"]).clamp(max=HIGHEST))
+    agree = mean_interval(psnr(full, goals["converged"]).clamp(max=HIGHEST).cpu())
     say(f"{network.name}, guidance {guidance:g}: {STEPS} and {CONVERGED} steps agree to {agree[0]:.1f} dB")
     judge = picture_judge(network.model, network.model.device) if judged else None
     scores = score(network.model)
@@ -126,8 +129,15 @@ def measure(
                 rows.append({"budget": budget, "work": work[name], "evaluations": evaluations, **closer.row(name)})
             told = ", ".join(f"{name} {_dB(closer, name, 'full')} / {_dB(closer, name, 'converged')}" for name in work)
             say(f"{network.name}, guidance {guidance:g}, {evaluations} of {STEPS}: {told} dB")
-        if judging is not None:
-            rows = [{**row, **judging.row((row["budget"], row["way"]), "full")} for row in rows]
+            known = rows
+            if judging is not None:
+                known = [{**row, **judging.row((row["budget"], row["way"]), "full")} for row in rows]
+            about = described(network, guidance, near, 0 if judging is None else judged)
+            ends = {"converged": list(agree), **({} if judging is None else judging.row("full", "full"))}
+            yield {**about, "complete": budget == budgets[-1], "full": ends, "rows": known}
+
+
+def described(network: Network, guidance: float, near: int, judged: int) -> dict[str, Any]:
     return {
         "network": network.name,
         "guidance": guidance,
@@ -138,9 +148,7 @@ def measure(
         "trained_samples": network.record["samples_seen"],
         "held_out_loss": network.record.get("held_out_loss"),
         "near": near,
-        "judged": judged if judging is not None else 0,
-        "full": {"converged": list(agree), **({} if judging is None else judging.row("full", "full"))},
-        "rows": rows,
+        "judged": judged,
     }
 
 

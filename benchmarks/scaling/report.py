@@ -22,7 +22,7 @@ NOTATION = (
 def tables(record: Mapping[str, Any]) -> str:
     cases = list(record["cases"].values())
     parts = ["# Does it scale?\n", NOTATION, "## The networks\n", *_networks(cases), ""]
-    parts += ["## Change with size\n", *_slopes(cases)]
+    parts += ["## Change with size and with training\n", *_effects(cases)]
     for case in cases:
         parts += [f"## {case['network']}, guidance {case['guidance']:g}\n", f"{origin(case['provenance'])}.\n"]
         parts += [*_rows(case), ""]
@@ -43,39 +43,49 @@ def _networks(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield from _table([*titles, "Fréchet distance", "full run to converged, dB"], lines)
 
 
-def slope(cases: Sequence[Mapping[str, Any]], way: str, budget: float, goal: str) -> float | None:
-    """The change for ten times as many parameters: a line through the noise-predicting, fully trained networks."""
+def effects(cases: Sequence[Mapping[str, Any]], way: str, budget: float, goal: str) -> tuple[float, float] | None:
+    """The change for ten times as many parameters, and for ten times as many samples seen in training.
+
+    A plane fitted to the networks that predict noise: dB = a + b log₁₀(parameters) + c log₁₀(samples). None if there
+    are too few networks to tell the two apart.
+    """
     points = []
     for case in cases:
-        if case["prediction"] == "noise" and not case["early"]:
+        if case["prediction"] == "noise":
+            at = 1.0, math.log10(case["parameters"]), math.log10(case["trained_samples"])
             points += [
-                (math.log10(case["parameters"]), row[goal]["dB"])
+                (*at, row[goal]["dB"])
                 for row in case["rows"]
                 if row["way"] == way and row["budget"] == budget and goal in row
             ]
-    if len({x for x, _ in points}) < 2:
+    if len(points) < 3 or np.linalg.matrix_rank(np.array(points)[:, :3]) < 3:
         return None
-    x, y = np.array(points).T
-    return float(np.polyfit(x, y, 1)[0])
+    given, found = np.array(points)[:, :3], np.array(points)[:, 3]
+    _, size, training = np.linalg.lstsq(given, found, rcond=None)[0]
+    return float(size), float(training)
 
 
-def _slopes(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """One table for each guidance."""
+def _effects(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A table for each guidance and goal."""
     yield (
-        "dB to the full run / to the converged run gained with ten times as many parameters: a line through the "
-        "fully trained networks that predict noise. Below zero: harder with size.\n"
+        "dB gained with ten times as many parameters / with ten times as many samples in training, by a plane fitted "
+        "to the networks that predict noise. They are few, so this says which way it goes and not how far. Below "
+        "zero: harder.\n"
     )
     for guidance in sorted({case["guidance"] for case in cases}):
         chosen = [case for case in cases if case["guidance"] == guidance]
         budgets = sorted({row["budget"] for case in chosen for row in case["rows"]}, reverse=True)
-        lines = []
-        for way in WAYS:
-            found = [[slope(chosen, way, budget, goal) for goal in ("full", "converged")] for budget in budgets]
-            if all(one is not None for pair in found for one in pair):
-                lines.append([way, *(" / ".join(f"{one:+.1f}" for one in pair) for pair in found)])
-        if lines:
-            yield from _table([f"guidance {guidance:g}", *(f"{budget:.0%}" for budget in budgets)], lines)
-            yield ""
+        for goal in ("full", "converged"):
+            lines = []
+            for way in WAYS:
+                found = [effects(chosen, way, budget, goal) for budget in budgets]
+                cells = ["" if one is None else f"{one[0]:+.1f} / {one[1]:+.1f}" for one in found]
+                if any(cells):
+                    lines.append([way, *cells])
+            if lines:
+                title = f"guidance {guidance:g}, to the {goal} run"
+                yield from _table([title, *(f"{budget:.0%}" for budget in budgets)], lines)
+                yield ""
 
 
 def _rows(case: Mapping[str, Any]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from benchmarks.scaling import measuring
 from benchmarks.scaling.drawing import Network, Requests, opened
 from benchmarks.scaling.figure import draw
 from benchmarks.scaling.measuring import Near, measure
-from benchmarks.scaling.report import slope, tables
+from benchmarks.scaling.report import effects, tables
 from benchmarks.scaling.ways import OURS, PREDICTOR, STEPS, WAYS, Way, _predicted, rivals
 from tenuto.models.dit import DiT
 from tenuto_lab.rivals.whole_output import methods
@@ -72,14 +72,20 @@ def test_every_way_has_a_row_and_the_tables_name_it(
         "rivals",
         lambda flow, n: [next(one for one in rivals(flow, n) if one.name == way) for way in WAYS[2:5]],
     )
-    found = {**measure(network, 3.0, 2, 0, [0.2]), "provenance": MADE}
+    *_, last = measure(network, 3.0, 2, 0, [0.34, 0.2])
+    assert last["complete"]
+    found = {**last, "provenance": MADE}
     assert {row["way"] for row in found["rows"]} == set(WAYS)
     assert all(row["full"]["low"] <= row["full"]["dB"] <= row["full"]["high"] for row in found["rows"])
-    larger = {**found, "network": "larger", "parameters": 10 * found["parameters"], "prediction": "noise"}
-    record = {"cases": {"one": {**found, "prediction": "noise"}, "two": larger}}
+    one = {**found, "prediction": "noise", "trained_samples": 1000}
+    larger = {**one, "network": "larger", "parameters": 10 * found["parameters"]}
+    longer = {**one, "network": "longer", "trained_samples": 2000}
+    record = {"cases": {"one": one, "two": larger, "three": longer}}
     text = tables(record)
     assert all(way in text for way in WAYS)
-    assert slope(list(record["cases"].values()), OURS, 0.2, "full") == pytest.approx(0, abs=1e-9)
+    cases = list(record["cases"].values())
+    assert effects(cases, OURS, 0.2, "full") == pytest.approx((0, 0), abs=1e-9)
+    assert effects(cases[:2], OURS, 0.2, "full") is None
     draw(record, tmp_path / "scaling.png")
     assert (tmp_path / "scaling.png").stat().st_size > 0
 

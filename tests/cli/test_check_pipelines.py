@@ -1,7 +1,8 @@
-"""`tenuto check` on a real layout: a directory of SDXL's kind draws by its own text encoders and VAE."""
+"""`tenuto check` on miniatures of published layouts: text encoders, VAE and tokenizer are the directory's own."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,3 +21,20 @@ def test_an_sdxl_directory_is_checked(tenuto: Run, tmp_path: Path, policy: str) 
     found = json.loads(out)
     assert len(found["likeness"]) == 2 and all(decibels > 0 for decibels in found["likeness"])
     assert found["asked_for"] == ["a car", "a cat"] and found["worst_units"]
+
+
+@pytest.mark.parametrize("make", [layouts.latent_dit, layouts.latent_uvit], ids=["dit", "uvit"])
+def test_latents_are_decoded_before_they_are_compared(tenuto: Run, tmp_path: Path, make: Any) -> None:
+    place, file = make(tmp_path / "model"), tmp_path / "schedule.json"
+    assert tenuto("schedule", place, "--steps", 20, "--budget", 0.5, "-o", file)[0] == 0
+    status, out, err = tenuto("check", place, "--schedule", file, "--samples", 2, "--json")
+    assert status in (0, 1), err
+    assert all(decibels is None or decibels > 0 for decibels in json.loads(out)["likeness"])
+
+
+def test_a_llada_directory_is_checked(tenuto: Run, tmp_path: Path) -> None:
+    place, file = layouts.llada(tmp_path / "llada"), tmp_path / "schedule.json"
+    assert tenuto("schedule", place, "--steps", 8, "--budget", 0.5, "-o", file)[0] == 0
+    status, out, err = tenuto("check", place, "--schedule", file, "--for", "w1 w2", "--length", 8, "--json")
+    assert status in (0, 1), err
+    assert 0 <= json.loads(out)["likeness"][0] <= 1

@@ -3,6 +3,7 @@
 import argparse
 import warnings
 from pathlib import Path
+from typing import Any
 
 from tenuto.files import write_json
 from tenuto.provenance import provenance
@@ -16,21 +17,27 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=3000, help="mutated files")
     parser.add_argument("--generations", type=int, default=2000, help="of the soak")
     parser.add_argument("--faults", type=int, default=60, help="of workers and disks")
+    parser.add_argument("--seconds", type=float, default=1200, help="for the soak at most")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
-    made = provenance(seed=asked.seed)  # now, because a fuzzer calls commands of its own
+    record: dict[str, Any] = {"provenance": provenance(seed=asked.seed)}  # now: a fuzzer calls commands of its own
+
+    def note(part: str, found: Any, line: str) -> None:
+        """Written after every part, so that a run that is ended early leaves a record of what was done."""
+        record[part] = found
+        write_json(RECORD, record)
+        print(line, flush=True)
+
     mutated = files.fuzz(asked.files, asked.seed)
-    print(files.line(mutated), flush=True)
-    soaked = soak.soak(asked.generations, asked.seed)
-    print(soak.line(soaked), flush=True)
+    note("files", mutated, files.line(mutated))
+    soaked = soak.soak(
+        asked.generations, asked.seed, seconds=asked.seconds, note=lambda found: note("soak", found, soak.line(found))
+    )
     workers = str(eval_workers.fuzz(asked.seed, 600.0, asked.faults))
-    print(workers, flush=True)
-    record = {"provenance": made, "files": mutated, "soak": soaked, "workers": workers}
-    write_json(RECORD, record)
+    note("workers", workers, workers)
     table.main()
-    clean = not mutated["bare_exceptions"] and not soaked["stale"] and not soaked["leaked"]
-    raise SystemExit(0 if clean else 1)
+    raise SystemExit(1 if mutated["bare_exceptions"] or soaked["stale"] or soaked["leaked"] else 0)
 
 
 if __name__ == "__main__":

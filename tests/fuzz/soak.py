@@ -7,9 +7,8 @@ The promise: memory stays flat (the host's and the device's), no picture is stal
 fresh pipeline, on a CPU to the last bit), and nothing of ours is left on a pipeline that was disabled.
 
 A pipeline stays enabled for up to 20 generations, during which everything else changes. The result is written about
-every 20 generations, so a soak that is ended early leaves a valid one. On a GPU, the driver keeps some host memory of
-every CUDA graph that was ever recorded, whoever recorded it. Therefore the same network is also recorded by torch
-alone, and the result has both figures for a graph.
+every 20 generations, so a soak that is ended early leaves a valid one. If memory grows, `tests.fuzz.controls` tells
+whose memory it is.
 """
 
 import argparse
@@ -32,6 +31,7 @@ from diffusers import (
     UniPCMultistepScheduler,
 )
 from peft import LoraConfig
+from torch import Tensor
 
 import tenuto
 from tenuto.files import write_json
@@ -197,44 +197,23 @@ def _generate(
     rng: random.Random, pipe: DiffusionPipeline, fresh: DiffusionPipeline, request: dict[str, Any], compare: bool
 ) -> float | None:
     """One generation; if asked to compare, the largest difference to the picture of a pipeline enabled for it alone."""
+    state = rng.getstate()
+    got = generation(rng, pipe)
+    if not compare:
+        return None
+    again = random.Random()
+    again.setstate(state)
+    with tenuto.accelerated(fresh, **request):
+        return float((generation(again, fresh) - got).abs().max())
+
+
+def generation(rng: random.Random, pipe: DiffusionPipeline) -> Tensor:
+    """A picture by a scheduler, of a size and from a seed chosen at random."""
     kind, config = rng.choice(SCHEDULERS)
     side = rng.choice(SIDES)
     asked = {"steps": rng.choice(STEPS), "seed": rng.randrange(SEEDS), "batch": rng.choice(BATCHES)}
-    asked |= {"height": side, "width": side}
     pipe.scheduler = kind(**BETAS, **config)
-    got = draw(pipe, "sd1", **asked)
-    if not compare:
-        return None
-    fresh.scheduler = kind(**BETAS, **config)
-    with tenuto.accelerated(fresh, **request):
-        return float((draw(fresh, "sd1", **asked) - got).abs().max())
-
-
-def torch_alone(records: int, seconds: float) -> dict[str, Any]:
-    """What recording a graph costs the host without Tenuto: the same network, recorded and dropped again and again."""
-    network, begun = denoiser_in(tiny("sd1")).to("cuda"), time.perf_counter()
-    given = torch.randn(2, 4, 8, 8, device="cuda"), torch.tensor(500, device="cuda"), torch.randn(2, 5, 16).to("cuda")
-    stream, samples = torch.cuda.Stream(), list[Sample]()
-    with torch.inference_mode():
-        for i in range(records):
-            with torch.cuda.stream(stream):
-                network(*given)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, stream=stream):
-                    network(*given)
-            graph.replay()
-            del graph
-            if i % SAMPLED_AT == SAMPLED_AT - 1:
-                samples.append({"graphs": i + 1, **sample("cuda")})
-            if time.perf_counter() - begun > seconds:
-                break
-    return {"growth": growth(samples), "memory": samples, "seconds": round(time.perf_counter() - begun, 1)}
-
-
-def kib_a_graph(found: dict[str, Any], kind: str = "malloc_mib") -> float:
-    """How much the host's memory grew for each graph that was recorded."""
-    graphs = found["growth"].get("graphs", 0)
-    return round(1024 * found["growth"].get(kind, 0.0) / graphs, 1) if graphs else 0.0
+    return draw(pipe, "sd1", **asked, height=side, width=side)
 
 
 def line(found: dict[str, Any]) -> str:
@@ -253,7 +232,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=list(TOLERANCE), default="cpu")
     parser.add_argument("--seconds", type=float, default=float("inf"))
-    parser.add_argument("--alone", type=int, default=200, help="how many graphs torch alone records, on a GPU")
     parser.add_argument("--out", type=Path, help="a JSON file for the result")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -265,14 +243,7 @@ def main() -> None:
         if asked.out is not None:
             write_json(asked.out, record)
 
-    on_gpu = asked.device == "cuda"
-    found = soak(asked.generations, asked.seed, asked.device, asked.seconds * (0.9 if on_gpu else 1), note)
-    if on_gpu:
-        alone = record["torch_alone"] = torch_alone(asked.alone, asked.seconds / 10)
-        print(
-            f"host memory for every graph recorded: {kib_a_graph(found)} KiB; by torch alone {kib_a_graph(alone)} KiB"
-        )
-        note(found)
+    soak(asked.generations, asked.seed, asked.device, asked.seconds, note)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from typing import Any
 
 from tenuto.files import write_text
 from tenuto.provenance import origin
-from tests.fuzz.soak import kib_a_graph
 
 RESULTS = Path(__file__).parents[2] / "results" / "fuzz"
 ROWS = {
@@ -34,8 +33,16 @@ GREW = {
 }
 
 
-def table(runs: dict[str, dict[str, Any]]) -> str:
-    """runs: what a soak wrote, by the name of its column"""
+PARTS = {
+    "plain": "the plain pipeline draws; Tenuto is never enabled",
+    "recording": "torch alone records the denoiser as a CUDA graph, and drops the graph",
+    "replaying": "Tenuto draws with the graphs that it recorded once",
+    "enabling": "Tenuto is enabled, draws, is disabled: graphs are recorded in every round",
+}
+
+
+def table(runs: dict[str, dict[str, Any]], controls: dict[str, Any] | None = None) -> str:
+    """runs: what a soak wrote, by the name of its column; controls: what tests.fuzz.controls wrote"""
     lines = [
         "# The soak: thousands of generations in one process",
         "",
@@ -51,13 +58,18 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
     for key, title in GREW.items():
         grew = [run["soak"]["growth"].get(key, "") for run in runs.values()]
         lines.append(_row(f"growth after the first quarter: {title}", grew))
-    for run in runs.values():
-        if alone := run.get("torch_alone"):
-            lines += [
-                "",
-                f"On the GPU, the host's memory grew by {kib_a_graph(run['soak'])} KiB for every graph recorded. The "
-                f"same network recorded and dropped by torch alone, without Tenuto: {kib_a_graph(alone)} KiB a graph.",
-            ]
+    if controls:
+        lines += [
+            "",
+            f"The same on the GPU, one part at a time ({origin(controls['provenance'])}):",
+            "",
+            _row("what is done in each round", ["rounds", "native memory of the host grew by, KiB a round"]),
+            _row("---", ["---:", "---:"]),
+            *(
+                _row(PARTS[name], [one.get("rounds", "failed"), one.get("kib_a_round", "")])
+                for name, one in controls["controls"].items()
+            ),
+        ]
     return "\n".join([*lines, ""])
 
 
@@ -66,8 +78,14 @@ def _row(title: str, cells: list[Any]) -> str:
 
 
 def main() -> None:
-    files = {"CPU": RESULTS / "fuzz.json", "GPU": RESULTS / "soak_gpu.json"}
-    write_text(RESULTS / "soak.md", table({name: json.loads(path.read_text()) for name, path in files.items()}))
+    runs = {"CPU": _read("fuzz"), "GPU": _read("soak_gpu")}
+    write_text(RESULTS / "soak.md", table({name: run for name, run in runs.items() if run}, _read("controls")))
+
+
+def _read(name: str) -> dict[str, Any]:
+    path = RESULTS / f"{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor
 
 import tenuto
-from tests.fuzz import soak
+from tests.fuzz import controls, soak
 from tests.fuzz.memory import growth
 from tests.fuzz.table import table
 from tests.helpers.pipelines import QUIET, denoiser_in
@@ -51,14 +51,16 @@ def test_growth_is_counted_after_the_first_quarter() -> None:
     assert growth(samples) == {"resident_mib": 2.0} and growth([]) == {}
 
 
-def test_the_table_has_a_column_for_each_machine() -> None:
+def test_the_table_has_a_column_for_each_machine_and_a_row_for_each_control() -> None:
     found = soak.soak(1, seed=0)
     made = {"command": "c", "commit": "0", "torch": "2", "hardware": "h", "date": "d"}
-    alone = {"growth": {"graphs": 100, "malloc_mib": 1.0}}
-    text = table(
-        {
-            "CPU": {"provenance": made, "soak": found},
-            "GPU": {"provenance": made, "soak": found} | {"torch_alone": alone},
-        }
-    )
-    assert "|  | CPU | GPU |" in text and "10.2 KiB a graph" in text
+    run = {"provenance": made, "soak": found}
+    parts = {"plain": {"rounds": 1200, "kib_a_round": 0.5}, "recording": {"failed": ["no GPU"]}}
+    text = table({"CPU": run, "GPU": run}, {"provenance": made, "controls": parts})
+    assert "|  | CPU | GPU |" in text and "| 1,200 | 0.5 |" in text and "| failed |" in text
+
+
+@pytest.mark.parametrize("name", controls.CONTROLS)
+def test_every_control_runs(name: str) -> None:
+    found = controls.control(name, "cpu", 0.4)
+    assert found["rounds"] > 0 and len(found["memory"]) == controls.SAMPLES

@@ -15,7 +15,7 @@ if not (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"):
     pytest.skip("there is neither a GPU nor Triton's interpreter", allow_module_level=True)
 
 from tenuto.models import block_kernels as kernels
-from tenuto.models import cached_step
+from tenuto.models import cached_step, language
 from tenuto.models.cached_step import Products, by_functions, by_kernels
 from tenuto.models.dream import Dream, DreamConfig
 from tenuto.models.kernel_settings import Settings
@@ -24,6 +24,8 @@ from tenuto.models.language_block import RMSNorm, rotary_angles, rotate
 from tenuto.models.llada import LLaDA, LLaDAConfig
 from tenuto.runtime.keys import Keys
 from tenuto.runtime.residual import Deferred, plain
+from tenuto.sampling.guesses import Likeliest
+from tenuto.sampling.window import packing
 
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
 SMALL = Settings(block_n=16, block_k=32, num_warps=4, num_stages=2)
@@ -133,6 +135,36 @@ def test_whole_steps_are_those_of_the_functions(
         told = (h, list(blocks), norm, rope(rows), mask, keys, rows)
         step = by_kernels(*told, products) if ours else by_functions(*told)
         found.append((whole, step, *(one for block in blocks for one in keys.of(block.name))))
+    for one, other in zip(*found, strict=True):
+        close(other, one)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_packed_tokens_are_computed_as_if_they_were_not(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, mask = made("llada"), torch.tensor([0, 3, 0], device=DEVICE)[:, None]
+    monkeypatch.setattr(cached_step, "FEW", 4)
+    tokens = torch.randint(2, 100, (3, 60), device=DEVICE)
+    real = torch.arange(60, device=DEVICE)[None] >= mask if padded else None
+    rows = torch.tensor([[20, 25, 20, 20], [7, 7, 7, 7], [30, 31, 40, 59]], device=DEVICE)  # the second has ended
+    slots, starts = packing(torch.tensor([2, 0, 4], device=DEVICE), 4)
+    assert starts.tolist() == [0, 2, 2, 6] and slots[:6].tolist() == [0, 1, 8, 9, 10, 11]
+    asked = torch.tensor([[25, 20], [7, 8], [59, 30]], device=DEVICE)
+    found = []
+    for packed in (None, (slots[:8], starts)):
+        keys = Keys()
+        network(tokens, attention_mask=real, memory=(keys, None))
+        with monkeypatch.context() as patch:
+            patch.setattr(language, "suits", lambda h, blocks, on=packed is not None: on)
+            guesses, likely = network(
+                tokens.flip(1),
+                attention_mask=real,
+                positions=asked,
+                memory=(keys, rows),
+                read=Likeliest(0),
+                packed=packed,
+            )
+        going = torch.tensor([0, 2], device=DEVICE)
+        found.append((guesses[going], likely[going], *(one[going] for one in keys.of("blocks.2"))))
     for one, other in zip(*found, strict=True):
         close(other, one)
 

@@ -130,6 +130,28 @@ def test_a_scheduler_that_adds_noise_is_computed_in_full_and_says_so(
         assert torch.equal(draw(pipe, "sd1", **call), full)
 
 
+@pytest.mark.parametrize(
+    ("kind", "config", "call"),
+    [
+        (DDIMScheduler, {"clip_sample": False}, {"eta": 1.0}),
+        (EulerAncestralDiscreteScheduler, {}, {}),
+        (DPMSolverMultistepScheduler, {"algorithm_type": "sde-dpmsolver++"}, {}),
+    ],
+)
+def test_a_number_of_evaluations_is_served_where_noise_is_added(
+    pipe: DiffusionPipeline, kind: Any, config: dict[str, Any], call: dict[str, Any]
+) -> None:
+    """The scheduler draws the same noise as in the full run, and nothing is drawn twice."""
+    pipe.scheduler = kind(**BETAS, **config)
+    full, other = draw(pipe, "sd1", steps=30, **call), draw(pipe, "sd1", steps=15, **call)
+    tenuto.enable(pipe, evaluations=15)
+    with pytest.warns(UserWarning, match="it cannot be corrected"):
+        got = draw(pipe, "sd1", steps=30, **call)
+    summary = tenuto.summary(pipe)
+    assert summary.computed == 15 and not summary.corrected and "adds random noise" in summary.uncorrected_because
+    assert float((got - full).square().mean()) < 0.6 * float((other - full).square().mean())
+
+
 @pytest.mark.parametrize("kind", [LCMScheduler, EulerAncestralDiscreteScheduler])
 def test_nor_are_single_units_held_where_noise_is_added(pipe: DiffusionPipeline, kind: Any) -> None:
     pipe.scheduler = kind(**BETAS)

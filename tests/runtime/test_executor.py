@@ -77,7 +77,7 @@ def test_linear_reuse_extrapolates_through_the_last_two_refreshes():
 
 
 def test_quadratic_reuse_follows_a_parabola(monkeypatch):
-    monkeypatch.setattr(prediction, "STEADY", 7.0)
+    monkeypatch.setattr(prediction.polynomial_weights, "__defaults__", (7.0,))  # of steady
     rows = {"first": "###.", "second": "####"}
     # branch values 2·(1, 4, 9): the parabola goes on to 2·16.
     assert run(Toy(), schedule(rows, predict="quadratic"), [(1, 1), (4, 1), (9, 1), (0, 1)])[-1] == 4 * 32

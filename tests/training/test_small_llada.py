@@ -262,9 +262,10 @@ def test_a_batch_that_does_not_divide_is_refused(library: reasoning_text.Library
         small.train_small(library, TINY, replace(SETTINGS, batch=1000), CPU, 4)
 
 
-def test_the_shipped_model_fits_into_sixty_megabytes() -> None:
+def test_the_model_has_thirty_million_parameters_and_fits_into_four_files() -> None:
     with torch.device("meta"):
-        assert 2 * sum(p.numel() for p in LLaDA(small.SHIPPED).parameters()) < 60e6
+        parameters = sum(p.numel() for p in LLaDA(small.SHIPPED).parameters())
+    assert parameters > 30e6 and 2 * parameters < 4 * 16 * 2**20
 
 
 # Evaluation
@@ -322,7 +323,7 @@ def test_intervals_and_verdicts() -> None:
 def test_evaluation_writes_what_benchmarks_need(
     checkpoint: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "levels", lambda: [("sums", 4, "digits"), ("needles", 256, "tokens")])
+    monkeypatch.setattr(evaluation, "levels", lambda: {"sums": ((4,), "digits"), "needles": ((256,), "tokens")})
     monkeypatch.setattr(evaluation, "STORED", 2)
     monkeypatch.setattr(evaluation, "TEXT_LENGTH", 32)
     monkeypatch.setattr(evaluation, "TEXT_ROWS", 2)
@@ -375,3 +376,12 @@ def test_gradients_are_those_of_the_batch_alone() -> None:
     first = gradients(batch)
     kept = network.weight.grad.clone()
     assert torch.equal(gradients(batch), first) and torch.equal(network.weight.grad, kept)  # not added up
+
+
+def test_levels_are_sought_between_those_that_are_too_easy_and_too_hard() -> None:
+    new = -1.0
+    assert evaluation.next_level(dict.fromkeys(range(6), new)) in (2, 3)
+    assert evaluation.next_level({0: new, 1: new, 2: 1.0, 3: new, 4: new, 5: new}) in (3, 4)
+    assert evaluation.next_level({0: new, 1: new, 2: 0.1, 3: new, 4: new, 5: new}) in (0, 1)
+    assert evaluation.next_level({0: new, 1: 1.0, 2: 0.8, 3: 0.2, 4: new, 5: new}) is None
+    assert evaluation.next_level({0: new, 1: 0.9, 2: 0.8, 3: 0.2}) == 0

@@ -9,7 +9,7 @@ that the next norm adds up (`added`). For many tokens torch's matrix products ar
 
 Everything rounds where the plain functions of `language_block` round, so results differ in the order of sums only. M is
 the number of tokens of all texts together. Tokens of one text stand next to each other; `starts` [B + 1] says where the
-texts begin among them, and `spots` [M] where each token stands in the cache: text · N + position.
+texts begin among them, and `spots` [M] where each token stands in the cache: text · N + position, or −1 if nowhere.
 """
 
 from typing import Any
@@ -98,15 +98,15 @@ def _rotary(  # type: ignore[no-untyped-def]
         tl.store(to, a.to(kind), mask=real[None, :])
         tl.store(to + HALF, b.to(kind), mask=real[None, :])
     else:
-        spot = tl.load(spots + m, mask=real, other=0)
-        which = (head - heads) % kv_heads
+        spot = tl.load(spots + m, mask=real, other=-1)
+        which, kept = (head - heads) % kv_heads, (spot >= 0)[None, :]
         offset = (((spot // N * kv_heads + which) * N + spot % N) * 2 * HALF)[None, :] + i[:, None]
         if head < heads + kv_heads:
-            tl.store(keys + offset, a.to(kind), mask=real[None, :])
-            tl.store(keys + offset + HALF, b.to(kind), mask=real[None, :])
+            tl.store(keys + offset, a.to(kind), mask=kept)
+            tl.store(keys + offset + HALF, b.to(kind), mask=kept)
         else:
-            tl.store(values + offset, a.to(kind), mask=real[None, :])
-            tl.store(values + offset + HALF, b.to(kind), mask=real[None, :])
+            tl.store(values + offset, a.to(kind), mask=kept)
+            tl.store(values + offset + HALF, b.to(kind), mask=kept)
 
 
 def rotary(
@@ -154,10 +154,10 @@ def _rotated(  # type: ignore[no-untyped-def]
         spot = tl.load(spots + m)
         which = (head - heads) % kv_heads
         offset = (((spot // N * kv_heads + which) * N + spot % N) * 2 * HALF)[:, None] + i[None, :]
-        key = ((head >= heads) & (head < heads + kv_heads))[:, None]
+        key = ((head >= heads) & (head < heads + kv_heads) & (spot >= 0))[:, None]
         tl.store(keys + offset, first, mask=key)
         tl.store(keys + offset + HALF, second, mask=key)
-        value = ((head >= heads + kv_heads) & (head < every))[:, None]
+        value = ((head >= heads + kv_heads) & (head < every) & (spot >= 0))[:, None]
         tl.store(values + offset, first, mask=value)
         tl.store(values + offset + HALF, second, mask=value)
 
@@ -299,10 +299,10 @@ def _attended(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """The queries of one text that share one head of keys meet one part of the keys."""
     text, head, part = tl.program_id(0) // kv_heads, tl.program_id(0) % kv_heads, tl.program_id(1)
-    start = tl.load(starts + text)
+    start, stop = tl.load(starts + text), tl.load(starts + text + 1)
     row = tl.program_id(2) * BLOCK_R + tl.arange(0, BLOCK_R)
     token = start + row // SHARED
-    real = token < tl.load(starts + text + 1)
+    real = token < stop
     d = tl.arange(0, WIDTH)
     asks = head * SHARED + row % SHARED
     at_query = (token * stride + asks * WIDTH)[:, None] + d[None, :]
@@ -311,7 +311,8 @@ def _attended(  # type: ignore[no-untyped-def]
     total = tl.zeros((BLOCK_R,), tl.float32)
     seen = tl.zeros((BLOCK_R, WIDTH), tl.float32)
     base = tl.program_id(0).to(tl.int64) * N
-    end = tl.minimum(part * each + each, N)
+    asking = start + tl.program_id(2) * BLOCK_R // SHARED < stop  # otherwise there is nothing to read
+    end = tl.where(asking, tl.minimum(part * each + each, N), part * each)
     for at in range(part * each, end, BLOCK_K):
         n = at + tl.arange(0, BLOCK_K)
         there = n < end

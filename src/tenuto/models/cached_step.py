@@ -145,21 +145,32 @@ def by_kernels(
     products: Products | None = None,
 ) -> Tensor:
     """rows: None, if h holds all tokens; products: None, if the fastest are to be found"""
+    cosines, sines = (one[:, 0].expand(len(h), -1, -1).flatten(0, 1).contiguous() for one in (rope[0], rope[1]))
+    step = None if rows is None else step_at(rows, (cosines, sines), keys, mask, keys.of(blocks[0].name)[0])
+    stream = h.flatten(0, 1).clone()  # it is changed in place
+    return through(stream, blocks, norm, (cosines, sines), mask, keys, step, h.shape, products).view(h.shape)
+
+
+def through(
+    h: Tensor,
+    blocks: Sequence[LanguageBlock],
+    norm: Any,
+    angles: tuple[Tensor, Tensor],
+    mask: Tensor | None,
+    keys: Keys,
+    step: "Step | None",
+    shape: Sequence[int],
+    products: Products | None = None,
+) -> Tensor:
+    """The stream h [M, width] through all blocks and the last norm; step: None, if it holds all tokens of `shape`"""
     from tenuto.models import block_kernels as kernels
 
-    shape = h.shape
-    cosines, sines = (one[:, 0].expand(len(h), -1, -1).flatten(0, 1).contiguous() for one in (rope[0], rope[1]))
-    step = None
-    if rows is not None:
-        total = keys.of(blocks[0].name)[0].shape[2]
-        step = Step(shape, (cosines, sines), keys, mask, rows, total)
-    h = h.flatten(0, 1).clone()  # the stream is changed in place
     if products is None:
         products = Products() if step is None or len(h) > FEW else products_for(h, blocks, step)
     x = kernels.added(h, None, blocks[0].attn_norm)
     for block, after in zip(blocks, [one.attn_norm for one in blocks[1:]] + [norm], strict=True):
         if step is None:
-            seen = _seen_by_all(block, x.view(shape), (cosines, sines), mask, keys)
+            seen = _seen_by_all(block, x.view(*shape), angles, mask, keys)
         else:
             seen = step.seen(block, x, products.rotary)
         x = kernels.added(h, _projected(seen, block.attn_out, products.out), block.ff_norm)
@@ -169,7 +180,7 @@ def by_kernels(
             else kernels.swiglu(x, block.gate_up, products.swiglu)  # type: ignore[arg-type]
         )
         x = kernels.added(h, _projected(fed, block.ff_out, products.down), after)
-    return x.view(shape)
+    return x
 
 
 def _projected(x: Tensor, layer: Any, setting: Settings | None) -> Tensor:
@@ -193,25 +204,16 @@ def _seen_by_all(
     return block.seen(q, *keys.of(block.name), mask).transpose(1, 2).flatten(2).flatten(0, 1)
 
 
+@dataclass(frozen=True)
 class Step:
     """What the kernels of a step at some tokens need to know beside the weights."""
 
-    def __init__(
-        self,
-        shape: torch.Size,
-        angles: tuple[Tensor, Tensor],
-        keys: Keys,
-        mask: Tensor | None,
-        rows: Tensor,
-        total: int,
-    ) -> None:
-        """total: positions of a text in the cache"""
-        batch, count = shape[:2]
-        self.shape, self.angles, self.keys, self.longest = shape, angles, keys, count
-        self.real = None if mask is None else mask[:, 0, 0].contiguous()
-        texts = torch.arange(batch + 1, device=rows.device)
-        self.starts = texts * count
-        self.spots = (rows + texts[:-1, None] * total).flatten()
+    angles: tuple[Tensor, Tensor]  # [M, d / 2] each
+    keys: Keys
+    real: Tensor | None  # bool [B, N]
+    spots: Tensor  # [M]: text · N + position; −1: not in the cache
+    starts: Tensor  # [B + 1]
+    longest: int  # tokens of one text, at most
 
     def seen(self, block: LanguageBlock, x: Tensor, setting: Settings | None) -> Tensor:
         """Attention of the tokens x [M, width] to the cache, their own keys included: [M, heads · d]."""
@@ -231,6 +233,48 @@ class Step:
         heads = block.attn_out.weight.shape[1] // block.head_dim
         every = F.linear(x, block.qkv, block.qkv_bias).unflatten(1, (-1, block.head_dim))  # type: ignore[arg-type]
         return kernels.rotated(every, heads, self.angles, self.spots, kept)[:, :heads]
+
+
+def step_at(rows: Tensor, angles: tuple[Tensor, Tensor], keys: Keys, mask: Tensor | None, kept: Tensor) -> Step:
+    """A step at rows [B, P]. kept: the keys of any block"""
+    count, texts = rows.shape[1], torch.arange(len(rows) + 1, device=rows.device)
+    real = None if mask is None else mask[:, 0, 0].contiguous()
+    return Step(angles, keys, real, (rows + texts[:-1, None] * kept.shape[2]).flatten(), texts * count, count)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The tokens of a step that matter, of all texts as one list."""
+
+    slots: Tensor  # [M]: which of the rows, counted over all texts
+    starts: Tensor  # [B + 1]: where the texts begin in the list; behind the last one's end, nothing matters
+    rows: Tensor  # [B, P]
+    attention_mask: Tensor | None
+
+    def of(self, values: Tensor) -> Tensor:
+        """[B, P] -> [M]"""
+        return values.expand(self.rows.shape).flatten()[self.slots]
+
+    def step(
+        self, h: Tensor, blocks: Sequence[LanguageBlock], norm: Any, angles: tuple[Tensor, Tensor], keys: Keys
+    ) -> Tensor:
+        """h [M, width] -> the stream behind the last block and the last norm. angles: [1, 1, M, d / 2] each"""
+        total = keys.of(blocks[0].name)[0].shape[2]
+        texts = torch.arange(len(self.rows), device=h.device)[:, None]
+        spots = self.of(self.rows + texts * total)
+        spots = torch.where(torch.arange(len(spots), device=h.device) < self.starts[-1], spots, -1)
+        real = None if self.attention_mask is None else self.attention_mask.contiguous()
+        flat = (angles[0][0, 0].contiguous(), angles[1][0, 0].contiguous())
+        step = Step(flat, keys, real, spots, self.starts, self.rows.shape[1])
+        return through(h, blocks, norm, flat, None, keys, step, h.shape)
+
+    def spread(self, found: Tensor, made: Tensor) -> Tensor:
+        """What was found for the list [M], where it belongs among the rows, at `made` [B, K]. Elsewhere: anything."""
+        empty = torch.zeros(self.rows.numel(), dtype=found.dtype, device=found.device)
+        inside = torch.arange(len(found), device=found.device) < self.starts[-1]
+        # Behind the end, the first slot is written again with what it has.
+        slots, values = torch.where(inside, self.slots, self.slots[0]), torch.where(inside, found, found[0])
+        return empty.scatter(0, slots, values).view(self.rows.shape).gather(1, made)
 
 
 def parts_for(q: Tensor, k: Tensor, longest: int) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tenuto.models.architecture import ConfigError
-from tenuto.models.cached_step import cached_step, suits
+from tenuto.models.cached_step import Packed, cached_step, suits
 from tenuto.models.language_block import Memory, rotary_angles
 from tenuto.runtime.compilation import compiling, plainly
 from tenuto.runtime.positions import places_of, take
@@ -108,6 +108,7 @@ class LanguageNetwork(nn.Module):
         positions: Tensor | None = None,
         memory: Memory = None,
         read: Callable[[Tensor], Any] | None = None,
+        packed: tuple[Tensor, Tensor] | None = None,
     ) -> Any:
         """tokens [B, N] -> logits [B, N, embedding_size], or [B, P, embedding_size] for P positions.
 
@@ -117,6 +118,8 @@ class LanguageNetwork(nn.Module):
                         tokens are computed, and the cache supplies the others. The rows must include every position at
                         which a prediction is made
         read            what to make of the logits; its result is returned instead of them
+        packed          (slots, starts): which of the rows [B · R] matter, and where each text begins among them; the
+                        others repeat one of these. A GPU computes only these, if the logits are read
         """
         embedding, blocks, norm, head = self.parts()
         for block in blocks:
@@ -132,6 +135,12 @@ class LanguageNetwork(nn.Module):
             tokens, places = tokens.gather(1, rows), places.expand(len(rows), -1).gather(1, rows)
             made = None if made is None else places_of(made, rows)
         rope = Deferred(lambda: rotary_angles(places, self.config.head_dim, self.config.rope_theta))
+        if packed is not None and rows is not None and read is not None and made is not None:
+            wanted = Packed(*packed, rows, attention_mask)
+            if suits(embedding.weight, list(blocks)):
+                angles = rotary_angles(wanted.of(places)[None], self.config.head_dim, self.config.rope_theta)
+                h = wanted.step(embedding(wanted.of(tokens)), list(blocks), norm, angles, memory[0])  # type: ignore[index]
+                return tuple(wanted.spread(one, made) for one in read(head(h)))
         h = embedding(tokens)
         across = memory is not None and residual in (plain, plainly)  # nothing comes between two blocks
         if across and (rows is not None or suits(h, list(blocks))):

@@ -89,6 +89,7 @@ class Loop:
         self._stepped: set[int] = set()  # the schedulers that took the current step
         self._calls: Counter[str] = Counter()  # of each denoiser in this step
         self._placeholders = 0  # how many were returned in this step
+        self._counted = False  # whether a number of evaluations was asked for
         self._warn = warn
 
     @property
@@ -111,6 +112,7 @@ class Loop:
         log_snr = None if levels is None else levels.after(self.step).log_snr
         self.schedule, self.begun = denoiser.schedule_for(left, self.first + self.step, log_snr), self.step
         self.computed = [True] * left if self.schedule is None else self.schedule.full_steps.tolist()
+        self._counted = denoiser.request.evaluations is not None
         self.streams.clear()
         self._plan_quality(denoiser.request)
 
@@ -187,7 +189,7 @@ class Loop:
         if self.schedule is None and not self.in_full and not self.lanes:
             self.plan(denoiser)
             if self.holds and self.nature.adds_noise:
-                self.refuse_noise(self.scheduler)
+                self.take_noise(self.scheduler)
         if self.computes():
             return None
         shape = _shape(sample)
@@ -240,9 +242,10 @@ class Loop:
         if again:
             self.compute_in_full(f"the loop steps its {type(scheduler).__name__} more than once for one evaluation")
             return original(*args, **kwargs)
-        if kwargs.get("eta"):  # DDIM with eta > 0
-            self.refuse_noise(scheduler)
-            return original(*args, **kwargs)
+        if kwargs.get("eta"):  # DDIM's
+            self.take_noise(scheduler)
+            if self.in_full:
+                return original(*args, **kwargs)
         call = Call.of(original, args, kwargs)
         if call is None:
             self.compute_in_full(f"the step of {type(scheduler).__name__} takes neither output nor sample by name")
@@ -273,6 +276,8 @@ class Loop:
         stream = Stepping(scheduler, nature, self.computed, schedule.order, schedule.corrected, self.pace)
         if call.threads_state and not stream.uncorrected_because:
             stream.uncorrected_because = f"{type(scheduler).__name__} hands state from step to step through the loop"
+        if call.given.get("eta"):  # DDIM's
+            stream.uncorrected_because = f"{type(scheduler).__name__} adds random noise"
         return stream
 
     @property
@@ -293,10 +298,23 @@ class Loop:
         self._warn(f"{why[0].upper()}{why[1:]}. Everything is computed, and nothing is gained. {advice}".strip())
 
     def refuse_noise(self, scheduler: Any) -> None:
-        """Hold nothing, because outputs jump with the scheduler's noise, and predicting them would ruin the picture."""
+        """Hold nothing, because outputs jump with the scheduler's noise: what is predicted is far off."""
         self.compute_in_full(
             f"{type(scheduler).__name__} adds random noise at every step, so the network's output cannot be predicted",
-            "Choose a scheduler without randomness (DDIM, Euler, DPM-Solver++, UniPC).",
+            "Choose a scheduler without randomness (DDIM, Euler, DPM-Solver++, UniPC), or say how many evaluations "
+            "it is to have: half of the steps, say.",
+        )
+
+    def take_noise(self, scheduler: Any) -> None:
+        """A scheduler adds noise. Hold something only if a number of evaluations was asked for, and say what it costs.
+
+        The clean estimate changes less than the output, and the sample brings the new noise along.
+        """
+        if not self._counted or self._nature_of(scheduler).levels is None:
+            return self.refuse_noise(scheduler)
+        self._warn(
+            f"{type(scheduler).__name__} adds random noise at every step. The clean picture is predicted all the same, "
+            "but it cannot be corrected, and the result is less near to the full run than with other schedulers."
         )
 
     def forget(self) -> None:

@@ -3,7 +3,8 @@
 With these two numbers a network's output (noise, clean picture, velocity, flow) can be turned into its estimate of the
 clean picture and back. Schedulers do not state their levels in one way. So each convention is tried on a copy of the
 scheduler: the copy is given the exact outputs for one picture and one noise, and its samples must stay on the line
-between the two. A scheduler whose samples stay there also adds no noise of its own.
+between the two. A scheduler whose samples stay there also adds no noise of its own. If a scheduler adds noise, its
+samples must keep the picture and the amount of noise instead.
 """
 
 import inspect
@@ -108,13 +109,14 @@ def _key(scheduler: Any, first: int, steps: int) -> tuple[Any, ...]:
 def _asked(scheduler: Any, first: int, steps: int) -> Nature:
     name, failed = type(scheduler).__name__, ""
     with torch.random.fork_rng(devices=[]):
+        draws = _draws(scheduler, first, steps)
         for levels in _candidates(scheduler, first, steps):
             try:
-                if _stays_on_line(scheduler, first, levels):
-                    return Nature(levels)
+                if (_keeps_amounts if draws else _stays_on_line)(scheduler, first, levels):
+                    return Nature(levels, draws)
             except Exception as error:  # a scheduler may be of any class and may require anything
                 failed = f" ({first_line(error)})"
-        return Nature(None, _draws(scheduler, first, steps), f"the noise levels of {name} are not known{failed}")
+        return Nature(None, draws, f"the noise levels of {name} are not known{failed}")
 
 
 def _candidates(scheduler: Any, first: int, steps: int) -> Iterator[Levels]:
@@ -179,6 +181,22 @@ def _stays_on_line(scheduler: Any, first: int, levels: Levels) -> bool:
             return False
         p, q = levels.estimated[step]
         if q == 0:
+            return False
+        sample = probe.step((clean - p * sample) / q, time, sample, return_dict=False)[0]
+    return bool(torch.isfinite(torch.as_tensor(sample)).all())
+
+
+def _keeps_amounts(scheduler: Any, first: int, levels: Levels) -> bool:
+    """Whether samples of a scheduler that adds noise have as much picture and as much noise as these levels say."""
+    probe, times = _probe(scheduler, first, len(levels))
+    torch.manual_seed(0)
+    clean, sample = torch.tensor([0.7, -0.4]).view(2, 1, 1, 1).expand(2, 1, 64, 64), None
+    for step, time in enumerate(times):
+        (a, s), (p, q) = levels.mixed[step], levels.estimated[step]
+        if sample is None:
+            sample = a * clean + s * torch.randn(clean.shape)
+        noise = (sample - a * clean) / s
+        if q == 0 or float(noise.mean().abs()) > 0.1 or not 0.9 < float(noise.std()) < 1.1:
             return False
         sample = probe.step((clean - p * sample) / q, time, sample, return_dict=False)[0]
     return bool(torch.isfinite(torch.as_tensor(sample)).all())

@@ -62,6 +62,8 @@ class Stepping:
         self.uncorrected_because = ""
         if corrected and nature.levels is None:
             self.uncorrected_because = nature.why_unknown
+        elif corrected and nature.adds_noise:
+            self.uncorrected_because = f"{type(scheduler).__name__} adds random noise"
         elif corrected and self._keeps_noise:
             self.uncorrected_because = f"{type(scheduler).__name__} evaluates twice at one noise level"
         self.most_bytes = 0  # kept at once so far

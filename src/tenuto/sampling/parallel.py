@@ -5,14 +5,15 @@ of a batch goes at its own pace. All of the following is decided on the device:
 
     block     the row's first block that still has a mask; or a sliding window, the leftmost masks of the whole text
     computed  with a KV cache: the tokens that the last evaluation wrote, because the cache holds a mask in their place;
-              then the masks of the block, from left to right; then other tokens of the block. As many in all as a
-              block has. At a full step: everything
+              then the masks of the block, from left to right. At most as many in all as a block has. At a full step:
+              everything
     written   of the masks that were computed, the guesses that `accepted` allows. If the last evaluation wrote a whole
               block, no mask was computed: this evaluation only brings the cache up to date
     ended     a row ends when no mask is left, or none before its first end-of-text
 
 So all shapes are fixed, graphs serve, and nothing waits for the host. The host learns one evaluation late what was
-written, and that all rows have ended; the one evaluation that it started meanwhile writes nothing.
+written, and that all rows have ended; the one evaluation that it started meanwhile writes nothing. Only for large
+batches it waits for the number of needed positions, to compute no others (`packs`).
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -28,7 +29,10 @@ from tenuto.runtime.executor import Executor
 from tenuto.sampling.guesses import Likeliest, accepted, choose_tokens, confidences, nucleus, probability
 from tenuto.sampling.prompts import Canvas
 from tenuto.sampling.settings import MaskedSampling
-from tenuto.sampling.window import Rules, plan, settle
+from tenuto.sampling.window import Rules, packing, plan, settle
+
+MANY = 128  # positions of a step in all rows, from which arithmetic takes longer than reading the weights
+ROUND = 32  # numbers of positions are multiples of it
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ def write_in_parallel(
     for step in range(sampling.length):
         full = executor.schedule is None or executor.full_steps[step]
         with compiling(compiled):
-            asked, masked, computed = plan(tokens, stale, rules, full)
+            asked, masked, computed, needed = plan(tokens, stale, rules, full)
         places = whole
         if on_host(device):
             most = int(masked.sum(1).max())
@@ -93,6 +97,10 @@ def write_in_parallel(
         inputs, named = canvas.inputs(
             canvas.width + asked, None if computed is None else (canvas.width + computed).clamp(min=0)
         )
+        if needed is not None and computed is not None and not full and packs(reader is not None and reads, computed):
+            with compiling(compiled):
+                slots, starts = packing(needed, computed.shape[1])
+            named["packed"] = slots[: tier(int(starts[-1]), len(slots))], starts
         if reader is not None and reads:
             guesses, likely = evaluate(inputs, **named, read=reader)
             confidence = likely
@@ -115,6 +123,20 @@ def write_in_parallel(
     if executor.schedule is not None:
         evaluate.step = executor.schedule.steps  # nothing that is kept will be read again
     return tokens
+
+
+def packs(possible: bool, computed: Tensor) -> bool:
+    """Whether only the needed positions of all rows are computed, as one list.
+
+    Then the host waits for their number. That takes a fraction of a millisecond, and pays where arithmetic takes long.
+    """
+    return possible and computed.is_cuda and computed.numel() >= MANY
+
+
+def tier(needed: int, most: int) -> int:
+    """The number of positions that are computed if so many are needed: one of seven, each with its graph."""
+    size = -(-most // (8 * ROUND)) * ROUND
+    return min(max(-(-needed // size), 2) * size, most)
 
 
 def on_host(device: torch.device) -> bool:

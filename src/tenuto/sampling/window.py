@@ -28,37 +28,56 @@ class Rules:
 
 
 @function_of_many_shapes
-def plan(tokens: Tensor, stale: Tensor, rules: Rules, full: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The places of each row's block [B, block], which of them may be written, and the computed positions [B, P].
+def plan(
+    tokens: Tensor, stale: Tensor, rules: Rules, full: bool
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The places of each row's block [B, block], which of them may be written, the computed positions and their number.
 
-    Positions are counted from the prompts' ends. None instead of them: the schedule computes the same at all.
+    computed  [B, P], counted from the prompts' ends; None: the schedule computes the same at all
+    needed    [B]: so many of them, from the left, are needed; the others repeat the first. 0 if the row has ended
+
     Of a row that has ended: any block. `stale` is brought up to date with what will be computed.
     """
     n, count = torch.arange(tokens.shape[1], device=tokens.device), rules.block
     masked = tokens == rules.mask
+    wanted = _wanted(tokens, rules)
     if rules.sliding:
         block = smallest(torch.where(masked, 0, len(n)) + n, count)
         inside = masked & (masked.cumsum(1) <= count)
     else:
-        wanted = _wanted(tokens, rules)
         first = torch.where(wanted, n, len(n)).amin(1, keepdim=True)
         first = torch.where(first < len(n), first, 0) // count * count
         block, inside = first + n[:count], (n >= first) & (n < first + count)
     if rules.rows != "block":
         everywhere = torch.arange(-rules.shift, len(n), device=tokens.device).expand(len(tokens), -1)
-        return block, masked.gather(1, block), None if rules.rows == "none" else everywhere
+        return block, masked.gather(1, block), None if rules.rows == "none" else everywhere, None
     # A mask is predicted `shift` positions before it: the mask at p is predicted at place p of `stale`.
     shift = rules.shift
     needed = F.pad(masked & inside, (0, shift))
-    near = F.pad(inside, (0, shift)) | F.pad(inside, (shift, 0))
-    rank = torch.where(stale, 0, torch.where(needed, 1, torch.where(near, 2, 3)))
-    order = rank * stale.shape[1] + torch.arange(stale.shape[1], device=tokens.device)
-    position = _position(order)
-    chosen = position < max(count, 2) + shift  # of two: a token just written, and a mask
-    computed = _at(position, max(count, 2) + shift)
+    rank = torch.where(stale, 0, torch.where(needed, 1, 2))
+    position = _position(rank * stale.shape[1] + torch.arange(stale.shape[1], device=tokens.device))
+    most = max(count, 2) + shift  # of two: a token just written, and a mask
+    chosen = (position < most) & (rank < 2)
+    size = chosen.sum(1, keepdim=True)
+    computed = _at(position, most)
+    computed = torch.where(torch.arange(most, device=tokens.device) < size, computed, computed[:, :1])
     ready = masked if full else masked & chosen[:, : len(n)]
     stale.copy_(torch.zeros_like(stale) if full else stale & ~chosen)
-    return block, ready.gather(1, block), computed - shift
+    return block, ready.gather(1, block), computed - shift, torch.where(wanted.any(1), size[:, 0], 0)
+
+
+@function_of_many_shapes
+def packing(needed: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Which of the computed positions [B, most] are needed, as one list [B · most], and where each row begins in it.
+
+    The list's end, behind the last row's, means nothing. [B + 1]: the beginnings, and the end.
+    """
+    starts = F.pad(needed.cumsum(0), (1, 0))
+    place = torch.arange(most, device=needed.device)
+    size = len(needed) * most
+    to = torch.where(place < needed[:, None], starts[:-1, None] + place, size).flatten()
+    every = torch.arange(size, device=needed.device)
+    return torch.zeros(size + 1, dtype=torch.long, device=needed.device).scatter(0, to, every)[:size], starts
 
 
 @function_of_many_shapes

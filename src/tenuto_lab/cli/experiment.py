@@ -152,7 +152,7 @@ def run_experiments(
         each, of_text, rounds = samples or one.samples, samples or one.text_samples, seeds or one.seeds
         lab = Lab(
             on, each, rounds, steps, str(place), journal, granularities=counted, protocol=protocol,
-            text_samples=of_text, ends=ends, takes_time=not beside, made=made,
+            text_samples=of_text, ends=ends, takes_time=not beside, made={} if one.on_cpu else made,
             _benches=benches.setdefault(f"{each} {of_text} {rounds}", {}),
         )  # fmt: skip
         if times:
@@ -215,11 +215,11 @@ def take_times(one: "Experiment", lab: "Lab") -> None:
     with telling(one.title) as tell:
         for model, counted in product(lab.models, lab.granularities):
             with suppress(OutOfTime):
-                one.run(replace(lab, models=[model], granularities=[counted], say=tell))
+                one.run(replace(lab, only=frozenset([(model, counted)]), say=tell))
 
 
 def complete(one: "Experiment", lab: "Lab") -> "Lab":
-    """The lab with the models and granularities of which the experiment is complete in the journal."""
+    """The lab with those pairs of model and granularity of which the experiment is complete in the journal."""
     from tenuto.cli.console import say
     from tenuto_lab.paper.conditions import OutOfTime
 
@@ -232,20 +232,14 @@ def complete(one: "Experiment", lab: "Lab") -> "Lab":
 
     if runs(lab):
         return lab
-    done = {
-        (model, counted)
-        for model in lab.models
-        for counted in lab.granularities
-        if runs(replace(lab, models=[model], granularities=[counted]))
-    }
-    kept = [counted for counted in lab.granularities if any(found == counted for _, found in done)]
-    models = [model for model in lab.models if all((model, counted) in done for counted in kept)]
-    if not kept or not models:
+    pairs = list(product(lab.models, lab.granularities))
+    done = frozenset(pair for pair in pairs if runs(replace(lab, only=frozenset([pair]))))
+    if not done:
         raise OutOfTime("nothing of it is complete")
-    left = sorted(f"{model} by {counted}" for model in lab.models for counted in lab.granularities)
-    left = [name for name in left if name not in {f"{m} by {g}" for m in models for g in kept}]
+    left = [f"{model} by {counted}" for model, counted in pairs if (model, counted) not in done]
     say(f"{one.name}: not measured completely, left out: {', '.join(left)}")
-    return replace(lab, models=models, granularities=kept)
+    models = [model for model in lab.models if any(model == found for found, _ in done)]
+    return replace(lab, models=models, only=done, left_out=left)
 
 
 def _conditions(lab: "Lab") -> dict[str, Any]:
@@ -258,6 +252,7 @@ def _conditions(lab: "Lab") -> dict[str, Any]:
         "steps": lab.steps,
         "granularities": list(lab.granularities),
         "protocol": lab.protocol.described(),
+        **({"left_out": lab.left_out} if lab.left_out else {}),
     }
 
 

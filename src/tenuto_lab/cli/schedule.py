@@ -11,7 +11,9 @@ from tenuto_lab.cli.app import app
 if TYPE_CHECKING:
     from tenuto.scheduling.schedule import Schedule
 
-Policy = Literal["anchors", "allocated", "ranked", "deep_cache", "delta_dit", "block_cache"]
+Policy = Literal[
+    "anchors", "allocated", "ranked", "deep_cache", "delta_dit", "block_cache", "learning_to_cache", "pro_cache"
+]
 Ranking = Literal[
     "spectral", "spectral within type", "random", "early", "late", "cheap", "depth", "frobenius", "spectral_norm",
     "stable_rank", "frobenius_stable_rank", "scr", "score",
@@ -26,7 +28,10 @@ OPTIONS = {  # of each policy, besides steps and budget
     "deep_cache": ("every", "depth"),
     "delta_dit": ("every", "cached", "boundary"),
     "block_cache": ("samples",),
+    "learning_to_cache": ("samples",),
+    "pro_cache": ("samples",),
 }
+CALIBRATED = ("block_cache", "learning_to_cache", "pro_cache")
 
 
 @app.command(
@@ -39,8 +44,9 @@ def schedule(
     policy: Annotated[
         Policy,
         typer.Option(
-            help="ranked gives the paper's lifetimes out in another order; deep_cache, delta_dit and block_cache are "
-            "rivals; anchors refreshes some units twice as often; allocated gives each unit a period of its own."
+            help="ranked gives the paper's lifetimes out in another order; deep_cache, delta_dit, block_cache, "
+            "learning_to_cache and pro_cache are rivals; anchors refreshes some units twice as often; allocated gives "
+            "each unit a period of its own."
         ),
     ],
     budget: Annotated[float | None, typer.Option(help="Share of the work to compute. Default: 0.25.")] = None,
@@ -66,7 +72,7 @@ def schedule(
     cached: Annotated[int | None, typer.Option(min=0, help="delta_dit: how many blocks are held.")] = None,
     boundary: Annotated[float | None, typer.Option(help="delta_dit: where it changes sides, share of steps.")] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="block_cache: samples of its calibration. Default: 8.")
+        int | None, typer.Option(min=1, max=1000, help="Rivals that are calibrated: on how many samples. Default: 8.")
     ] = None,
     predict: Annotated[Predict | None, typer.Option(help="How kept values are predicted.")] = None,
     keep: Annotated[Keep | None, typer.Option(help="What is kept between steps.")] = None,
@@ -103,7 +109,7 @@ def _made(
     from tenuto.models import Stored
     from tenuto_lab.candidates.allocation import allocated, anchors
 
-    if policy in ("deep_cache", "delta_dit", "block_cache"):
+    if policy in ("deep_cache", "delta_dit", *CALIBRATED):
         return _rival(policy, source, steps, budget, given)
     if budget is not None:
         given["budget"] = budget
@@ -136,15 +142,18 @@ def _rival(policy: Policy, source: str, steps: int, budget: float | None, given:
     from tenuto.cli.console import say
     from tenuto.errors import UsageError
     from tenuto_lab.paper import Lab
-    from tenuto_lab.rivals import block_cache_at, deep_cache_schedule, delta_dit
+    from tenuto_lab.rivals import block_cache_at, deep_cache_schedule, delta_dit, learning_to_cache, pro_cache
 
-    if policy != "block_cache" and budget is not None:
+    if policy not in CALIBRATED and budget is not None:
         raise UsageError(f"{policy} is chosen by its period, not by a budget.")
-    if policy == "block_cache":
+    if policy in CALIBRATED:
         count = given.get("samples", 8)
         bench = Lab((source,), count, 1).bench(source)
         say(f"Calibrating on {count} samples")
-        return block_cache_at(bench.model, steps, budget or 0.25, bench.sample(steps))
+        if policy == "block_cache":
+            return block_cache_at(bench.model, steps, budget or 0.25, bench.sample(steps))
+        make, usual = (learning_to_cache, 0.7) if policy == "learning_to_cache" else (pro_cache, 0.25)
+        return make(bench.model, steps, budget or usual, bench.sample(steps))
     model, every = load(source), given.pop("every", 3)
     if policy == "deep_cache":
         return deep_cache_schedule(model, steps, every, **given)

@@ -54,6 +54,8 @@ def _ruined(rows: Sequence[Row], others: Sequence[Row]) -> str:
     held = [row for row in others if "FID above" in row["quantity"] and "held for good" in row["quantity"]]
     answers = [row for row in rows if "right answers" in row["quantity"]]
     told = [f"every schedule raises the FID, by {_range(held)} times full inference's"] if held else []
+    seen = [row for row in others if "class asked for" in row["quantity"] and "held for good" in row["quantity"]]
+    told += [f"{_range(seen)} of the pictures show the class asked for, where chance is 0.1"] if seen else []
     return _sentence("; ".join([*told, *([f"of text {_answered(answers)}"] if answers else [])]))
 
 

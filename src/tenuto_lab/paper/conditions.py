@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,6 +24,7 @@ from tenuto_lab.paper.writing_bench import ANSWER, TextBench, read_problems
 
 REFERENCE = ("tiny-llada", "tiny-dit", "tiny-uvit", "tiny-sdxl")
 Say = Callable[[str], object]
+T = TypeVar("T")
 
 
 def float32_products(device: torch.device) -> str:
@@ -77,6 +78,8 @@ class Lab:
     text_samples: int | None = None  # for each seed, of a model that writes; None: `samples`
     ends: float | None = None  # the monotonic time after which no new trial begins
     made: dict[str, Any] = field(default_factory=dict)  # commit and hardware of trials that were made elsewhere
+    only: frozenset[tuple[str, str]] | None = None  # pairs of model and granularity; None: all
+    left_out: list[str] = field(default_factory=list)  # what was not measured completely
     only_times: bool = False  # True: nothing else is measured
     takes_time: bool = True  # False: other work runs on the same device, so nothing is timed
     _benches: dict[str, Bench] = field(default_factory=dict)
@@ -99,6 +102,17 @@ class Lab:
         if self.journal is not None:
             self.journal.note(self._entry(name), found)
         return found
+
+    def optional(self, what: str, measure: Callable[[], T]) -> T | None:
+        """What `measure` gives. If nothing is measured, and some of it was never measured: None, and that is noted."""
+        try:
+            return measure()
+        except OutOfTime:
+            if not self.made:
+                raise
+        if what not in self.left_out:
+            self.left_out.append(what)
+        return None
 
     def known(self, name: str) -> dict[str, Any]:
         """The journal's entry of this name for these conditions; empty if there is none."""
@@ -129,8 +143,12 @@ class Lab:
 
     def benches(self) -> list[Bench]:
         """A bench for each model and each granularity."""
-        found = [self.bench(name) for name in self.models]
-        return [bench.at(granularity) for bench in found for granularity in self.granularities]
+        pairs = [(name, granularity) for name in self.models for granularity in self.granularities]
+        return [
+            self.bench(name).at(granularity)
+            for name, granularity in pairs
+            if self.only is None or (name, granularity) in self.only
+        ]
 
     def writers(self) -> list[Bench]:
         """The benches of language models."""

@@ -1,8 +1,11 @@
 """The figures of experiments, as PNG."""
 
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
 
 from tenuto.files import replacing
 from tenuto.showing.maps import KIND_COLOURS
@@ -34,8 +37,10 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
         ax.tick_params(labelsize=7)
     for ax in axes[len(panels) :]:
         ax.remove()
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png")
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png")
+    with Image.open(drawn) as picture, replacing(path) as temporary:  # 256 colours take a third of the bytes
+        picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(temporary, format="png", optimize=True)
 
 
 def _lines(ax: Any, panel: Mapping[str, Any]) -> None:

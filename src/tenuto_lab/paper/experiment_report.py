@@ -6,6 +6,7 @@ from typing import Any
 from tenuto.provenance import origin
 
 HEAD = ("model", "quantity", "paper", "here", "95 % interval", "holds", "nearness", "nearer")
+LEAST = 1e-10  # a smaller p says no more
 GRANULARITIES = {"block": "by blocks", "branch": "by branches"}
 
 
@@ -53,7 +54,8 @@ def table_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def noted(row: Mapping[str, Any]) -> str:
     """The note of a row, and the p of its verdict, corrected for the number of comparisons."""
     p = row.get("corrected")
-    return "; ".join(part for part in (row.get("note", ""), "" if p is None else f"p = {p:.2g}, corrected") if part)
+    told = "" if p is None else f"p = {p:.2g}, corrected" if p >= LEAST else f"p < {LEAST:g}, corrected"
+    return "; ".join(part for part in (row.get("note", ""), told) if part)
 
 
 def rejudged(record: Mapping[str, Any]) -> str:

@@ -54,8 +54,9 @@ def operating_points(lab: Lab) -> ExperimentResult:
         if bench.granularity == lab.granularities[0]:  # the default does not depend on it
             default = tried(lab, bench, f"tenuto at {budget:g}", ours(bench, budget), timed=True)
             rows.append(ClaimRow("Tenuto's default: share of unit-steps", name, None, default.work))
-            rows.append(_speed_row(bench, "Tenuto's default", None, default))
-            rows += quality_rows(bench, "Tenuto's default", default, full, LOST.get(family, {}), claims=False)
+            ours_rows = [_speed_row(bench, "Tenuto's default", None, default)]
+            ours_rows += quality_rows(bench, "Tenuto's default", default, full, {}, claims=False)
+            rows += [replace(row, granularity=None) for row in ours_rows]
     return ExperimentResult(
         rows,
         f"At the paper's budgets, units held for good leave pictures with "
@@ -128,7 +129,7 @@ def maps(lab: Lab) -> ExperimentResult:
         counted = "blocks" if bench.granularity == "block" else "branches"
         panels.append(
             Panel(
-                f"{bench.model.name}: {share_of_steps(bench, made):.0%} of layer-steps, by {counted}",
+                f"{bench.model.name}, by {counted}: {share_of_steps(bench, made):.0%}",
                 {"lifetimes": last, "kinds": kinds, "steps": steps},
             )
         )

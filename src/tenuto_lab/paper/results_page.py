@@ -42,11 +42,17 @@ below measure them again with the paper's protocol. This concerns: {titles}.
 """
 
 
+PARTS = """\
+**Measured at one commit**, {made}, by many processes that shared the GPU with other work, so their rows about time say
+*not measured*: {titles}. Matrix products are TF32. """
+
+
 def results_page(records: Sequence[Mapping[str, Any]], folder: str, ladder: Mapping[str, Any] | None = None) -> str:
     """The page. folder: path from the page to the tables and figures."""
     lines = [INTRODUCTION, *abstract_table(records, ladder), READING]
     if old := [record["title"].lower() for record in records if record["provenance"].get("rejudged")]:
         lines.append(REJUDGED.format(titles="; ".join(old)))
+    lines += in_parts(records)
     lines += [
         "## Every experiment\n",
         "| experiment | the paper | yes | no | cannot tell | nearer: yes, no, cannot tell | rests on |",
@@ -68,6 +74,17 @@ def results_page(records: Sequence[Mapping[str, Any]], folder: str, ladder: Mapp
     return "\n".join(lines) + "\n"
 
 
+def in_parts(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What to say of experiments that many processes measured beside each other."""
+    new = [record for record in records if record["provenance"].get("measured_by")]
+    if not new:
+        return []
+    made = sorted({f"{one['provenance']['commit']} on {one['provenance']['hardware']}" for one in new})
+    left = [f"{one['title'].lower()}: {', '.join(out)}" for one in new if (out := one["provenance"].get("left_out"))]
+    told = PARTS.format(titles="; ".join(one["title"].lower() for one in new), made=", ".join(made))
+    return [told + (f"Not measured yet: {'; '.join(left)}.\n" if left else "")]
+
+
 def running() -> list[str]:
     """Which command makes which table of the paper, and how long that takes."""
     lines = [
@@ -79,6 +96,15 @@ def running() -> list[str]:
         "tenuto lab experiment all --device cuda --resume --minutes 9",
         "tenuto lab results",
         "python -m benchmarks.ladder",
+        "```",
+        "",
+        "One process leaves most of a large GPU idle. Many at a time, each with its own file of trials, then the times "
+        "alone, then everything put together:",
+        "",
+        "```",
+        "python -m benchmarks.experiments measure --minutes 9",
+        "python -m benchmarks.experiments times --minutes 4",
+        "python -m benchmarks.experiments assemble",
         "```",
         "",
         "The same in bfloat16, beside it: `tenuto lab experiment all --device cuda --dtype bfloat16 --resume "
@@ -128,15 +154,20 @@ def _section(record: Mapping[str, Any], folder: str) -> list[str]:
     if record.get("figure"):
         lines.append(f"![{record['title']}]({folder}/{name}.png)\n")
     lines += table_rows(most_telling(record["rows"]))
+    parts = made.get("measured_by")
+    by = f"`python -m benchmarks.experiments measure` ({len(parts)} processes)" if parts else f"`{made['command']}`"
     lines.append(
-        f"\n[Every row]({folder}/{name}.md). `{made['command']}` at {made['commit']}, {made['hardware']}; "
+        f"\n[Every row]({folder}/{name}.md). {by} at {made['commit']}, {made['hardware']}; "
         f"{rests_on(record)}.{rejudged(record)} {record.get('limits', '')}"
     )
     return lines
 
 
 def most_telling(rows: Sequence[Mapping[str, Any]], most: int = MOST) -> list[Mapping[str, Any]]:
-    """All rows that test a claim. If there is room, also rows with a figure of the paper, as many for each model."""
+    """All rows that test a claim. If there is room, also rows with a figure of the paper, as many for each model.
+
+    If none tests a claim or has a figure of the paper: the first rows of each model.
+    """
     models = list(dict.fromkeys(row["model"] for row in rows))
     claims = [i for i, row in enumerate(rows) if row["holds"] is not None]
     room = max(0, most - len(claims)) // max(1, len(models))
@@ -144,7 +175,9 @@ def most_telling(rows: Sequence[Mapping[str, Any]], most: int = MOST) -> list[Ma
     for model in models:
         known = [i for i, row in enumerate(rows) if row["model"] == model and i not in chosen]
         chosen.update([i for i in known if None not in (rows[i]["paper"], rows[i]["measured"])][:room])
-    return [row for i, row in enumerate(rows) if i in chosen] or list(rows)
+        if not claims and not any(row["paper"] is not None for row in rows):
+            chosen.update(known[:room])
+    return [row for i, row in enumerate(rows) if i in chosen]
 
 
 def anchor(title: str) -> str:

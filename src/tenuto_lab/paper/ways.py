@@ -78,7 +78,7 @@ def tried(
     timed  whether its time is asked for. If the trial was made beside other work, its time is measured now, alone
     """
     steps = steps or lab.steps or bench.steps
-    key = f"{bench.model.name}, {steps} of {base or steps} steps, {solver}: {name}"
+    key = trial_name(lab, bench, name, steps, base, solver)
 
     def measure() -> dict[str, object]:
         found = bench.trial(way, steps, base, solver)
@@ -103,6 +103,14 @@ NOT_TIMED = "not timed: other work ran on the same device"
 def time_row(quantity: str, bench: Bench, paper: float | None, measured: float | None) -> ClaimRow:
     """A row about time."""
     return ClaimRow(quantity, bench.model.name, paper, measured, note="" if measured else NOT_TIMED)
+
+
+def trial_name(
+    lab: Lab, bench: Bench, name: str, steps: int | None = None, base: int | None = None, solver: Solver = "ddim"
+) -> str:
+    """The name of a trial in the journal."""
+    steps = steps or lab.steps or bench.steps
+    return f"{bench.model.name}, {steps} of {base or steps} steps, {solver}: {name}"
 
 
 def told(trial: Trial) -> str:

@@ -15,6 +15,8 @@ taylor_seer    predicts every branch by a Taylor series of finite differences (L
 smooth_cache   makes a schedule for each kind of layer from one calibration run (SmoothCache, Liu et al.)
 block_caching  makes a schedule for each unit from how much the unit changes in a calibration run (Wimbauer et al.)
 delta_dit      holds a range of blocks together: the last blocks early, the first blocks late (Δ-DiT, Chen et al.)
+learning_to_cache   trains a router for each step, which says what the step computes (Ma et al.)
+pro_cache      full steps at intervals that shrink, deep blocks in between (ProCache, Cao et al.)
 deep_cache     caches the deep features of a UNet (Ma et al.)
 activation_drift, oracle_replay   the paper's controls that look at the input; the oracle knows the outcome
 
@@ -29,7 +31,9 @@ from tenuto_lab.rivals.common import Rival, schedule_for
 from tenuto_lab.rivals.deep_cache import DeepCache, deep_cache, deep_cache_schedule, shallow_units
 from tenuto_lab.rivals.delta_dit import blocks_of, delta_dit
 from tenuto_lab.rivals.first_block import FirstBlock, first_block
+from tenuto_lab.rivals.learning_to_cache import learning_to_cache
 from tenuto_lab.rivals.oracle_replay import TOLERANCE, oracle_replay
+from tenuto_lab.rivals.pro_cache import pro_cache
 from tenuto_lab.rivals.skipped import SkippedEvaluations
 from tenuto_lab.rivals.smooth_cache import Drifts, drifts, smooth_cache, smooth_cache_at, smooth_row
 from tenuto_lab.rivals.taylor_seer import TaylorSeer
@@ -56,8 +60,10 @@ __all__ = [
     "delta_dit",
     "drifts",
     "first_block",
+    "learning_to_cache",
     "most_drifted",
     "oracle_replay",
+    "pro_cache",
     "rival_points",
     "schedule_for",
     "shallow_units",

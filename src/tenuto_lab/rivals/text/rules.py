@@ -10,8 +10,9 @@ dkv_cache    dKV-Cache-Decode (Ma et al.): everything at the first two steps of 
              positions but those that were written before the last evaluation
 elastic      Elastic-Cache's window (Nguyen-Tri et al.): the leftmost masks of the whole text instead of a block, and
              tokens just written. Its trigger, which looks at attention weights to recompute layers, is left out
-ours         tenuto.sampling.parallel: tokens just written, then the block's masks from left to right, then other tokens
-             of the block, as many in all as a block has; everything at every R-th evaluation
+ours         tenuto.sampling.parallel: tokens just written, then the block's masks from left to right, at most as many
+             in all as a block has (`lean`; otherwise filled up with other tokens of the block); everything at every
+             R-th evaluation
 """
 
 from collections.abc import Callable, Sequence
