@@ -86,10 +86,6 @@ def measure(case: Case, way: Way, built: Built, plan: Plan, repeats: int, base: 
             torch.cuda.max_memory_allocated() / GIB,
             torch.cuda.max_memory_reserved() / GIB,
         )
-        if row.graphs:
-            row.note = "; ".join(
-                one for one in (row.note, f"{row.reserved_gib:.2f} GiB reserved with the graphs'") if one
-            )
     fill(row, runs, everything)
     compare(row, row if everything else base)
     return row

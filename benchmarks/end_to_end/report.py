@@ -8,8 +8,8 @@ from tenuto.provenance import origin
 KINDS = ("base", "tenuto", "peer")
 HEAD = (
     "| way | evaluations | seconds | ± | speed-up | ideal | of ideal | text | loop | VAE | held step "
-    "| of an evaluation | peak GiB | over untouched | |\n"
-    "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
+    "| of an evaluation | peak GiB | over untouched | reserved GiB | |\n"
+    "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
 )
 LEGEND = """\
 Whole pipelines with random weights: text encoders, loop and VAE (`output_type="pt"`), one picture or clip. Text \
@@ -18,8 +18,8 @@ Seconds are medians after one picture that is not counted; ± is (slowest − fa
 the steps at which the network was computed, counted by a hook and as replays of CUDA graphs. Ideal: the \
 evaluations of the row, each as long as in the row in which everything is computed (compiled, if the row is), \
 and the rest of that row. Peers are made to compute as many steps as Tenuto, the same steps if their settings \
-can say which (not TaylorSeer's in diffusers). Peak GiB counts tensors; CUDA graphs keep memory beside it, \
-which the note of their row tells. A row that gives a reason at its end did not run, or not as asked."""
+can say which (not TaylorSeer's in diffusers). Peak GiB counts tensors. Reserved GiB is what the allocator took: \
+CUDA graphs keep some of it to themselves. A row that gives a reason at its end did not run, or not as asked."""
 
 
 def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -66,9 +66,10 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def line(row: Mapping[str, Any], untouched_gib: float | None = None) -> str:
-    remarks = "; ".join(one for one in (row["why"], row["note"]) if one).replace("|", "/")
+    note = "" if row["graphs"] and "reserved" in row["note"] else row["note"]  # it has a column
+    remarks = "; ".join(one for one in (row["why"], note) if one).replace("|", "/")
     if row["seconds"] is None:
-        return f"| {row['way']} | | " + " | " * 12 + f"does not run: {remarks} |"
+        return f"| {row['way']} | | " + " | " * 13 + f"does not run: {remarks} |"
     more = None if untouched_gib is None or row["peak_gib"] is None else 1024 * (row["peak_gib"] - untouched_gib)
     cells = [
         row["way"],
@@ -85,6 +86,7 @@ def line(row: Mapping[str, Any], untouched_gib: float | None = None) -> str:
         shown(row["held_share"], "{:.2%}"),
         shown(row["peak_gib"], "{:.2f}"),
         shown(more, "{:+.1f} MiB"),
+        shown(row["reserved_gib"], "{:.2f}"),
         remarks,
     ]
     return f"| {' | '.join(cells)} |"

@@ -233,6 +233,6 @@ def _few(steps: int, evaluations: int) -> str | None:
         return None
     gain = f"{evaluations} of {steps} steps are evaluated: at most {steps / evaluations:.2f} times as fast."
     if steps <= 8:
-        return f"{gain} With so few steps, {evaluations} plain steps of the same scheduler come about as near."
+        return f"{gain} With so few steps, {evaluations} plain steps of the same scheduler may come as near."
     better = -(-2 * steps // 3)
     return f"{gain} With so few steps the picture changes less if two thirds are evaluated: evaluations={better}."

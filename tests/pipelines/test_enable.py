@@ -208,3 +208,14 @@ def test_a_speed_up_instead_of_a_budget(pipe: DiffusionPipeline) -> None:
     with tenuto.accelerated(pipe, speedup=4):
         draw(pipe, "sd1", steps=40)
         assert tenuto.summary(pipe).work == 0.25
+
+
+def test_few_steps_are_computed_in_full_and_it_is_said_why(pipe: DiffusionPipeline) -> None:
+    full = draw(pipe, "sd1", steps=4)
+    tenuto.enable(pipe)
+    with pytest.warns(UserWarning, match="All 4 steps are evaluated, and nothing is gained"):
+        assert torch.equal(draw(pipe, "sd1", steps=4), full)
+    assert tenuto.summary(pipe).in_full_because == "with 4 steps there is nothing to leave out"
+    tenuto.configure(pipe, 1.0)
+    draw(pipe, "sd1", steps=4)
+    assert not tenuto.summary(pipe).in_full_because

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tenuto.scheduling.refresh import LEAST
 from tenuto.scheduling.schedule import COMPUTED, HELD
 
 if TYPE_CHECKING:
     from tenuto.pipelines.denoiser import Denoiser
     from tenuto.pipelines.loop import Loop
+    from tenuto.pipelines.request import Request
 
 SOME = "+"  # the mark of a step that computes some of its units
 
@@ -107,6 +109,13 @@ def _mark(work: float) -> str:
     return COMPUTED if work == 1 else HELD if work == 0 else SOME
 
 
+def _too_few_steps(steps: int, request: "Request") -> str:
+    """Why a share of the steps is all of them; empty if it is not, or if something else was asked for."""
+    asked = (request.given, request.evaluations, request.quality, request.policy, *request.options)
+    a_share = all(one is None for one in asked) and (request.budget or 0) < 1
+    return f"with {steps} steps there is nothing to leave out" if a_share and steps <= LEAST else ""
+
+
 def summarise(pipeline: str, asked_for: str, denoisers: Sequence["Denoiser"], loop: "Loop | None") -> Summary:
     """The summary of the last generation."""
     evaluations = [] if loop is None else loop.evaluations
@@ -150,7 +159,7 @@ def summarise(pipeline: str, asked_for: str, denoisers: Sequence["Denoiser"], lo
         predict="" if held is None else held.predict,
         corrected=held is not None and any(stream.corrects for stream in streams),
         uncorrected_because=next((one.uncorrected_because for one in streams if one.uncorrected_because), ""),
-        in_full_because="" if loop is None else loop.in_full,
+        in_full_because="" if loop is None else loop.in_full or _too_few_steps(loop.steps, denoisers[0].request),
         estimated=None if held is None else min((one for one in estimates if one is not None), default=None),
         too_few=loop is not None and loop.pace is not None and loop.pace.capped,
         seconds=sum(step.seconds for step in per_step),
