@@ -9,9 +9,9 @@ from typing import Literal
 
 import numpy as np
 
+from tenuto import deciding
 from tenuto.sampling.pictures import Solver
 from tenuto.scheduling.lifetimes import lifetimes
-from tenuto.scheduling.refresh import refresh
 from tenuto.scheduling.rewrite import rewrite
 from tenuto.scheduling.schedule import Schedule
 from tenuto.scoring.units import block_of
@@ -43,7 +43,7 @@ def ours(bench: Bench, budget: float) -> Way:
     """Tenuto's default."""
     if bench.writes:
         return scheduled(bench.model, lambda steps, blocks: rewrite(bench.scores, steps, budget=budget, blocks=blocks))
-    return scheduled(bench.model, lambda steps, blocks: refresh(bench.scores, steps, budget=budget))
+    return scheduled(bench.model, lambda steps, blocks: deciding.schedule(bench.model, steps, budget=budget))
 
 
 def in_full(bench: Bench) -> Way:
