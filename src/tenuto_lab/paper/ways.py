@@ -119,6 +119,17 @@ def told(trial: Trial) -> str:
     return ", ".join([*parts, *(f"{name} {value:.3g}" for name, (value, _, _) in trial.figures.items())])
 
 
+def drawn_value(bench: Bench, trial: Trial) -> float:
+    """What figures show: the FID as a multiple of full inference's. Without one, and of text, the nearness."""
+    if "fid" in trial.figures:
+        return trial.figures["fid"][0] / trial.figures["full_fid"][0]
+    return trial.mean(bench.quality)[0]
+
+
+def drawn_title(bench: Bench, trial: Trial) -> str:
+    return "FID, of full inference's" if "fid" in trial.figures else bench.quality_title
+
+
 # Rows
 
 
