@@ -415,7 +415,7 @@ def ways(
 
 
 def table(record: dict[str, Any]) -> str:
-    limit = record["limits"]
+    limit, before = record["limits"], record["eager_before_joining"]
     lines = [
         "# LLaDA-8B's shapes: tokens a second",
         "",
@@ -425,13 +425,16 @@ def table(record: dict[str, Any]) -> str:
         f"{record['block_length']}. Reading the {limit['weight_bytes'] / 1e9:.1f} GB of weights once takes "
         f"**{limit['weights_ms']:.2f} ms** at the bandwidth measured in the same run "
         f"({max(limit['copy_bytes_per_second'], limit['read_bytes_per_second'] or 0) / 1e12:.2f} TB/s). "
-        "Eager inference computes everything at every evaluation and writes one token with each.",
+        "Eager inference computes everything at every evaluation and writes one token with each; before matrices were "
+        f"joined, it wrote {before['tokens_per_second']:.0f} tokens/s at the first point.",
         "",
         "| batch | prompt | tokens | way | tokens/s | × eager | a step, ms | evaluations |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, done in record["points"].items():
         full = done.get("eager", {}).get("tokens_per_second")
+        if full and name == next(iter(record["points"])):  # it was read twice, and the faster one counts
+            full = max(full, before["tokens_per_second"])
         for way, one in done.items():
             if "failed" in one:
                 lines.append(f"| {name.replace('x', ' | ')} | {way} | {one['failed']} | | | |")

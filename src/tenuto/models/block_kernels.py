@@ -24,21 +24,15 @@ from tenuto.models.kernel_settings import Settings
 # What is tried out on a GPU, for each kernel: sizes of blocks, warps and stages of the pipeline.
 ROTARY = [
     Settings(block_n=64, block_k=64, num_warps=4, num_stages=5),
-    Settings(block_n=64, block_k=64, num_warps=8, num_stages=6),
     Settings(block_n=64, block_k=128, num_warps=4, num_stages=3),
-    Settings(block_n=64, block_k=128, num_warps=8, num_stages=4),
     Settings(block_n=32, block_k=128, num_warps=4, num_stages=4),
     Settings(block_n=32, block_k=64, num_warps=4, num_stages=6),
-    Settings(block_n=32, block_k=256, num_warps=8, num_stages=3),
     Settings(block_n=16, block_k=32, num_warps=4, num_stages=3),  # for networks as small as tests have
 ]
 SWIGLU = [
     Settings(block_n=64, block_k=64, num_warps=4, num_stages=5),
     Settings(block_n=64, block_k=64, num_warps=4, num_stages=4),
-    Settings(block_n=64, block_k=128, num_warps=4, num_stages=3),
-    Settings(block_n=64, block_k=128, num_warps=8, num_stages=4),
     Settings(block_n=128, block_k=64, num_warps=8, num_stages=5),
-    Settings(block_n=128, block_k=64, num_warps=4, num_stages=5),
     Settings(block_n=32, block_k=128, num_warps=4, num_stages=4),
     Settings(block_n=16, block_k=32, num_warps=4, num_stages=3),
 ]
@@ -46,10 +40,8 @@ PROJECTED = [
     Settings(block_n=64, block_k=64, split=4, num_warps=4, num_stages=6),
     Settings(block_n=64, block_k=64, split=8, num_warps=4, num_stages=5),
     Settings(block_n=64, block_k=128, split=4, num_warps=4, num_stages=4),
-    Settings(block_n=64, block_k=128, split=8, num_warps=4, num_stages=3),
     Settings(block_n=64, block_k=128, split=2, num_warps=4, num_stages=4),
     Settings(block_n=128, block_k=64, split=4, num_warps=4, num_stages=5),
-    Settings(block_n=128, block_k=64, split=8, num_warps=4, num_stages=5),
     Settings(block_n=32, block_k=128, split=4, num_warps=4, num_stages=4),
     Settings(block_n=16, block_k=32, num_warps=4, num_stages=3),
 ]
