@@ -130,11 +130,9 @@ class Run:
 
     def estimates(self, x: Tensor, step: int, known: Sequence[tuple[int, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """The clean estimate and the noise at a step, predicted from known ones."""
-        nodes = [self.at[one[0]] for one in known]
+        weights = polynomial_weights([self.at[one[0]] for one in known], self.at[step], self.scheme.bound)
         value = torch.zeros_like(x)
-        for weight, (node, clean, noise) in zip(
-            polynomial_weights(nodes, self.at[step], self.scheme.bound), known, strict=True
-        ):
+        for weight, (node, clean, noise) in zip(weights, known, strict=True):
             alpha, beta = self.parts(node)
             if weight and alpha:
                 value.add_(clean, alpha=float(weight * alpha))
@@ -290,7 +288,8 @@ def main(
     network, x = network_of(model, samples, guidance)
     converged = full(network, grid_of(model, "ddim", converging), x)
     counts = [int(one) for one in evaluations.split(",")]
-    cases, states = [], []
+    cases: list[dict[str, Any]] = []
+    states: list[tuple[Grid, Tensor]] = []
     for kind, steps in (one.split("-") for one in grids.split(",")):
         grid = grid_of(model, kind, int(steps))
         states.append((grid, full(network, grid, x)))

@@ -63,9 +63,10 @@ class Noise(nn.Module):
             return self._noise(x, float(t))
         s = min(float(t) / 1000, 1 - 1e-4)  # samples are (1 − s) · clean + s · noise
         a, norm = 1 - s, ((1 - s) ** 2 + s**2) ** 0.5
-        place = torch.searchsorted(self._log_snr, torch.tensor([a / s], dtype=torch.float64).log())[0]
-        noise = self._noise(x / norm, float((len(self._log_snr) - 1 - place).clamp(min=0)))
-        return noise - (x - s * noise) / a
+        place = int(torch.searchsorted(self._log_snr, torch.tensor([a / s], dtype=torch.float64).log())[0])
+        noise = self._noise(x / norm, float(max(0, len(self._log_snr) - 1 - place)))
+        least = float(self._log_snr[0].exp())  # the network was trained with no less signal than this
+        return noise - (x - s * noise) / max(a, least * s)
 
     def _noise(self, x: Tensor, time: float) -> Tensor:
         guided = self._denoise(x, time)
