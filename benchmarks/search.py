@@ -293,8 +293,8 @@ def main(
     for kind, steps in (one.split("-") for one in grids.split(",")):
         grid = grid_of(model, kind, int(steps))
         states.append((grid, full(network, grid, x)))
-        whole = float(psnr(states[-1][1], converged).mean())
-        cases.append({"network": only, "guidance": guidance, "grid": f"{kind}-{steps}", "whole": whole, "rows": []})
+        near = float(psnr(states[-1][1], converged).mean())
+        cases.append({"network": only, "guidance": guidance, "grid": f"{kind}-{steps}", "whole": near, "rows": []})
     schemes = PLACEMENTS if placements else [*SCHEMES, *(drawn(rng) for _ in range(trials))]
     record: dict[str, Any] = {"provenance": provenance(device, seed=seed), "samples": samples, "evaluations": counts}
     for number, scheme in enumerate(schemes):
