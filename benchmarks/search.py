@@ -1,17 +1,14 @@
-"""The search behind the default: where to evaluate, what to predict, in which variable, through how many points.
+"""The search behind the default: where to evaluate, what to predict, in which variable, when to correct.
 
-    python -m benchmarks.search --device cuda              # three minutes on an H200
-    python -m benchmarks.search --networks tiny-dit --trials 4 --samples 2   # a try on the CPU
+    python -m benchmarks.search --device cuda --only tiny-dit --guidance 5   # one process for each case
+    python -m benchmarks.search --only tiny-dit --trials 4 --samples 2 --evaluations 8   # a try on the CPU
 
-DDIM, Euler and flow matching's Euler are one update on different grids of noise levels: between two evaluations the
-clean estimate and the noise are combined anew. So a scheme is a grid, the steps that are evaluated, and how the steps
-in between are predicted and corrected; and all steps in between are one weighted sum. This makes the search fast.
-
-Every scheme is judged by the distance (dB) to the run of the same grid that evaluates every step, and to the converged
-run. Schemes are drawn at random; `results/search/search.json` holds all of them.
+DDIM, Euler and flow matching's Euler are one update on different grids of noise levels: sample = signal · clean + noise
+· ε. A scheme says which steps of a grid are evaluated, which combination of clean estimate and noise is predicted at
+the others, and when a refresh corrects the steps before it. Every scheme is judged by its distance (dB) to the run that
+evaluates every step of the grid, and to the converged run. All cases try the same schemes in the same order.
 """
 
-import itertools
 import math
 import random
 import time
@@ -32,18 +29,18 @@ from tenuto.files import write_json
 from tenuto.models import Model
 from tenuto.provenance import provenance
 from tenuto.quality import psnr
+from tenuto.runtime.prediction import lagrange
 from tenuto.runtime.residual import plain
 from tenuto.sampling.pictures import Sampling, _caption_conditions, _class_conditions, guide, make_solver
 from tenuto_lab.frontier.cases import asked_for
 
 Floats = NDArray[np.float64]
 Network = Callable[[Tensor, float], Tensor]  # (sample with unit variance, timestep) -> noise
-CONVERGED = 1000
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Noise levels of T steps: sample = signal · clean + noise · ε, with signal² + noise² = 1; one more for the end."""
+    """Noise levels of T steps, with signal² + noise² = 1; one more for the end."""
 
     signal: Floats
     noise: Floats
@@ -84,19 +81,20 @@ def grid_of(model: Model, kind: str, steps: int) -> Grid:
 
 @dataclass(frozen=True)
 class Scheme:
-    kept: str = "clean"  # clean or noise
+    kept: str = "clean"  # clean, noise, velocity, or adaptive: what predicted the last refresh best
     variable: float = 0.0  # the share of the log-SNR in the variable; the rest is the step's number
-    points: int = 4
-    bound: float = 7.0  # the largest sum of magnitudes of weights
-    share: float | None = 1.0  # of a difference between samples that counts as noise; None: no correction
-    placement: str = "mix"  # mix or karras
-    mixed: float = 0.5  # share of the log-SNR in the placement
+    points: int = 3
+    bound: float = 4.0  # the largest sum of magnitudes of weights
+    mixed: float = 0.25  # the share of the log-SNR in the placement
     ease: float = 1.0  # above 1: the first evaluations lie closer together
-    closing: int = 0  # how many of the last steps are evaluated besides
+    correction: str = "all"  # none, all, gap (of the log-SNR below the limit), risk (a² · gap below the limit)
+    limit: float = 0.0
+    variance: float = 1.0  # of pictures; decides which part of a corrected difference counts as picture
+    damped: float = 1.0  # the share of a correction that is applied
 
 
-def lagrange(nodes: Sequence[float], at: float) -> list[float]:
-    return [math.prod((at - o) / (n - o) for o in nodes if o != n) for n in nodes]
+def normed(values: Floats) -> Floats:
+    return (values - values[0]) / (values[-1] - values[0])
 
 
 def bounded(nodes: Sequence[float], at: float, bound: float) -> list[float]:
@@ -107,181 +105,213 @@ def bounded(nodes: Sequence[float], at: float, bound: float) -> list[float]:
     raise AssertionError
 
 
-def normed(values: Floats) -> Floats:
-    return (values - values[0]) / (values[-1] - values[0])
-
-
 def placed(grid: Grid, scheme: Scheme, count: int) -> list[int]:
     """The steps that are evaluated."""
-    steps, index = grid.steps, normed(np.arange(grid.steps, dtype=float))
-    if scheme.placement == "karras":
-        progress = normed(-np.exp(-grid.log_snr / 7))
-    else:
-        progress = (1 - scheme.mixed) * index + scheme.mixed * normed(grid.log_snr)
-    closing = list(range(steps - scheme.closing, steps))
-    free = count - scheme.closing
-    for inner in range(free, steps + 1):  # rounding may make two fall together
-        wanted = np.linspace(0, 1, inner + (1 if closing else 0))[:inner] ** scheme.ease
-        chosen = sorted({int(np.abs(progress - one).argmin()) for one in wanted} | {0} | set(closing))
-        if len(chosen) >= count:
-            break
-    while len(chosen) > count:  # drop where it matters least
-        gaps = [progress[chosen[i + 1]] - progress[chosen[i - 1]] for i in range(1, len(chosen) - 1)]
-        del chosen[1 + int(np.argmin(gaps))]
+    index = normed(np.arange(grid.steps, dtype=float))
+    progress = (1 - scheme.mixed) * index + scheme.mixed * normed(np.maximum.accumulate(grid.log_snr))
+    chosen, last = [], -1
+    for number, aim in enumerate(np.linspace(0, 1, count) ** scheme.ease):
+        nearest = int(np.abs(progress - aim).argmin())
+        last = min(max(nearest, last + 1), grid.steps - count + number)
+        chosen.append(last)
     return chosen
 
 
-def run(network: Network, grid: Grid, scheme: Scheme, computed: Sequence[int], x: Tensor) -> Tensor:
-    """The final sample."""
-    a, s = grid.signal, grid.noise
-    at = scheme.variable * normed(grid.log_snr) + (1 - scheme.variable) * normed(np.arange(grid.steps, dtype=float))
-    clean = scheme.kept == "clean"
-    kept: list[Tensor] = []
-    known: list[int] = []
+class Run:
+    """One run of a scheme. Of every refresh, the clean estimate and the noise are kept."""
 
-    def factors(m: int) -> tuple[float, float]:
-        if clean:
-            return s[m + 1] / s[m], a[m + 1] - a[m] * s[m + 1] / s[m]
-        return a[m + 1] / a[m], s[m + 1] - s[m] * a[m + 1] / a[m]
+    def __init__(self, grid: Grid, scheme: Scheme) -> None:
+        self.grid, self.scheme = grid, scheme
+        self.a, self.s = grid.signal, grid.noise
+        index = normed(np.arange(grid.steps, dtype=float))
+        self.at = scheme.variable * normed(grid.log_snr) + (1 - scheme.variable) * index
+        self.kept = "velocity" if scheme.kept == "adaptive" else scheme.kept
+        self.known: list[tuple[int, Tensor, Tensor]] = []  # (step, clean, noise) of the last refreshes
 
-    def stepped(x: Tensor, values: Sequence[Tensor], nodes: Sequence[int], first: int, last: int) -> Tensor:
-        own, others = 1.0, np.zeros(len(nodes))
-        for m in range(first, last):
-            by, of = factors(m)
-            own, others = own * by, others * by + of * np.array(bounded([at[n] for n in nodes], at[m], scheme.bound))
-        total = own * x
-        for value, weight in zip(values, others, strict=True):
-            if weight:
-                total = total.add(value, alpha=float(weight))
-        return total
+    def parts(self, step: int) -> tuple[float, float]:
+        """(α, β): what is predicted is α · clean + β · noise."""
+        if self.kept == "velocity":
+            return -self.s[step], self.a[step]
+        return (1.0, 0.0) if self.kept == "clean" else (0.0, 1.0)
 
-    after = x
-    for k, step in enumerate(computed):
-        noise = network(x, float(grid.times[step]))
-        value = (x - s[step] * noise) / a[step] if clean else noise
-        if scheme.share is not None and known and known[-1] < step - 1:
-            change = stepped(after, [*kept, value], [*known, step], known[-1] + 1, step) - x
-            for _ in range(0 if clean and scheme.share == 1 else 2):
-                moved = value + ((1 - scheme.share) * change / a[step] if clean else scheme.share * change / s[step])
-                change = stepped(after, [*kept, moved], [*known, step], known[-1] + 1, step) - x
-            if not (clean and scheme.share == 1):
-                value = moved
-            x = x + change
-        kept, known = [*kept, value][-scheme.points :], [*known, step][-scheme.points :]
-        by, of = factors(step)
-        after = by * x + of * value
-        until = computed[k + 1] if k + 1 < len(computed) else grid.steps
-        x = stepped(after, kept, known, step + 1, until) if until > step + 1 else after
-    return x
+    def estimates(self, x: Tensor, step: int, known: Sequence[tuple[int, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """The clean estimate and the noise at a step, predicted from known ones."""
+        nodes = [self.at[one[0]] for one in known]
+        value = torch.zeros_like(x)
+        for weight, (node, clean, noise) in zip(bounded(nodes, self.at[step], self.scheme.bound), known, strict=True):
+            alpha, beta = self.parts(node)
+            if weight and alpha:
+                value.add_(clean, alpha=float(weight * alpha))
+            if weight and beta:
+                value.add_(noise, alpha=float(weight * beta))
+        (alpha, beta), a, s = self.parts(step), self.a[step], self.s[step]
+        scale = a * beta - s * alpha
+        return (beta * x - s * value) / scale, (a * value - alpha * x) / scale
+
+    def stepped(self, x: Tensor, first: int, last: int, known: Sequence[tuple[int, Tensor, Tensor]]) -> Tensor:
+        for step in range(first, last):
+            clean, noise = self.estimates(x, step, known)
+            x = self.a[step + 1] * clean + self.s[step + 1] * noise
+        return x
+
+    def corrects(self, before: int, step: int) -> bool:
+        rule, limit = self.scheme.correction, self.scheme.limit
+        if before == step - 1 or rule == "none":
+            return False
+        gap = float(self.grid.log_snr[step] - self.grid.log_snr[before])
+        return rule == "all" or (gap if rule == "gap" else gap * self.a[step] ** 2) < limit
+
+    def choose(self, x: Tensor, step: int, clean: Tensor) -> None:
+        """From now on, predict what would have predicted this refresh best."""
+        errors = {}
+        for self.kept in ("clean", "noise", "velocity"):
+            errors[self.kept] = float((self.estimates(x, step, self.known)[0] - clean).square().mean())
+        self.kept = min(errors, key=errors.__getitem__)
+
+    @torch.inference_mode()
+    def __call__(self, network: Network, computed: Sequence[int], x: Tensor) -> Tensor:
+        a, s, after = self.a, self.s, x
+        for number, step in enumerate(computed):
+            noise = network(x, float(self.grid.times[step]))
+            clean = (x - s[step] * noise) / a[step]
+            before = self.known[-1][0] if self.known else step
+            kept = self.kept
+            if self.scheme.kept == "adaptive" and self.known:
+                self.choose(x, step, clean)
+            if self.known and self.corrects(before, step):
+                self.kept, chosen = kept, self.kept
+                change = self.stepped(after, before + 1, step, [*self.known, (step, clean, noise)]) - x
+                self.kept, change = chosen, self.scheme.damped * change
+                picture = a[step] * self.scheme.variance / (a[step] ** 2 * self.scheme.variance + s[step] ** 2)
+                x, clean = x + change, clean + picture * change
+                noise = noise + (1 - a[step] * picture) / s[step] * change
+            self.known = [*self.known, (step, clean, noise)][-self.scheme.points :]
+            after = a[step + 1] * clean + s[step + 1] * noise
+            until = computed[number + 1] if number + 1 < len(computed) else self.grid.steps
+            x = self.stepped(after, step + 1, until, self.known)
+        return x
 
 
 def network_of(model: Model, samples: int, guidance: float) -> tuple[Network, Tensor]:
+    """The noise that a model estimates, under guidance, and samples to begin with."""
     wanted = asked_for(model, samples)[1]
     by_class = model.architecture.asks_for == "class"
     conditions = (_class_conditions if by_class else _caption_conditions)(model, wanted, guidance != 1)
     first = getattr(model.config, "first_timestep", 0)
+    generators = [torch.Generator().manual_seed(1000 + i) for i in range(samples)]
+    start = torch.stack([torch.randn(model.config.sample_shape, generator=one) for one in generators]).to(model.device)
+    times = torch.zeros(samples * (1 if guidance == 1 else 2), device=model.device)
+    buffer = start.clone()
+
+    @torch.inference_mode()
+    def evaluate() -> Tensor:
+        inputs = buffer if guidance == 1 else torch.cat([buffer, buffer])
+        noise = model.network(inputs, times, *conditions, residual=plain)[:, : buffer.shape[1]]
+        return noise if guidance == 1 else guide(noise, guidance)
 
     @torch.inference_mode()
     def network(x: Tensor, t: float) -> Tensor:
-        inputs = torch.cat([x, x]) if guidance != 1 else x
-        times = torch.full((len(inputs),), t + first, device=x.device)
-        noise = model.network(inputs, times, *conditions, residual=plain)[:, : x.shape[1]]
-        return guide(noise, guidance) if guidance != 1 else noise
+        buffer.copy_(x)
+        times.fill_(t + first)
+        return evaluate()
 
-    generators = [torch.Generator().manual_seed(1000 + i) for i in range(samples)]
-    x = torch.stack([torch.randn(model.config.sample_shape, generator=one) for one in generators])
-    return network, x.to(model.device)
+    return network, start
 
 
-@torch.inference_mode()
 def full(network: Network, grid: Grid, x: Tensor) -> Tensor:
-    return run(network, grid, Scheme(share=None, points=1), range(grid.steps), x)
+    return Run(grid, Scheme(correction="none", points=1))(network, range(grid.steps), x)
 
 
 def drawn(rng: random.Random) -> Scheme:
+    correction, limit = rng.choice(
+        [
+            ("none", 0.0),
+            ("all", 0.0),
+            *(("gap", x) for x in (0.5, 0.8, 1.2, 1.8)),
+            *(("risk", x) for x in (0.2, 0.4, 0.7, 1.0)),
+        ]
+    )
     return Scheme(
-        kept=rng.choice(["clean", "noise"]),
-        variable=rng.choice([0.0, 0.25, 0.5, 0.75, 1.0]),
-        points=rng.choice([2, 3, 4, 5]),
-        bound=rng.choice([4.0, 7.0, 12.0]),
-        share=rng.choice([None, 0.5, 0.75, 0.9, 1.0]),
-        placement=rng.choice(["mix", "mix", "mix", "karras"]),
-        mixed=rng.choice([0.0, 0.25, 0.5, 0.75, 1.0]),
-        ease=rng.choice([1.0, 1.15, 1.3]),
-        closing=rng.choice([0, 1, 2, 3]),
+        kept=rng.choice(["clean", "noise", "velocity", "adaptive"]),
+        variable=rng.choice([0.0, 0.0, 0.25, 0.5, 1.0]),
+        points=rng.choice([2, 3, 3, 4]),
+        bound=rng.choice([2.5, 4.0, 4.0, 7.0]),
+        mixed=rng.choice([0.0, 0.25, 0.25, 0.5, 0.75]),
+        ease=rng.choice([1.0, 1.0, 1.15, 1.3]),
+        correction=correction,
+        limit=limit,
+        variance=rng.choice([0.0, 0.1, 0.25, 1.0]),
+        damped=rng.choice([1.0, 1.0, 0.7, 0.5]),
     )
 
 
-BASE = Scheme("noise", 1.0, 3, 4.0, 0.75, "mix", 0.5, 1.0, 1)
-KEPT, SHARES, VARIABLES, MIXTURES = ("noise", "clean"), (None, 0.75, 1.0), (0.0, 1.0), (0.25, 0.5)
+DEFAULT = Scheme()
 SCHEMES = [
+    DEFAULT,
+    Scheme("noise", correction="none"),
+    *(replace(DEFAULT, kept=kept, correction="none") for kept in ("clean", "velocity", "adaptive")),
+    *(replace(DEFAULT, kept=kept, variance=v) for kept in ("clean", "velocity", "adaptive") for v in (0.0, 0.25, 1.0)),
     *(
-        replace(BASE, kept=kept, share=share, variable=variable, mixed=mixed)
-        for kept, share, variable, mixed in itertools.product(KEPT, SHARES, VARIABLES, MIXTURES)
+        replace(DEFAULT, kept=kept, variance=v, correction="gap", limit=limit)
+        for kept in ("clean", "velocity", "adaptive")
+        for v in (0.0, 0.25, 1.0)
+        for limit in (0.5, 0.8, 1.2, 1.8)
     ),
     *(
-        replace(BASE, kept=kept, share=share, variable=variable, points=4)
-        for kept, share, variable in itertools.product(KEPT, SHARES[1:], VARIABLES)
+        replace(DEFAULT, kept=kept, variance=v, correction="risk", limit=limit)
+        for kept in ("clean", "velocity", "adaptive")
+        for v in (0.0, 0.25, 1.0)
+        for limit in (0.2, 0.4, 0.7, 1.0)
     ),
     *(
-        replace(BASE, kept=kept, share=None, variable=variable, points=2, mixed=0.25)
-        for kept, variable in itertools.product(KEPT, VARIABLES)
+        replace(DEFAULT, kept=kept, damped=damped)
+        for kept in ("clean", "velocity", "adaptive")
+        for damped in (0.5, 0.75)
     ),
-    *(replace(BASE, kept=kept, points=4, bound=7.0) for kept in KEPT),
-    *(replace(BASE, kept=kept, closing=0) for kept in KEPT),
 ]
 
 
 def main(
     out: Annotated[Path, typer.Option(help="The file to write.")] = results_of("search"),
-    networks: Annotated[str, typer.Option(help="Names, with commas between.")] = "tiny-dit,tiny-sdxl",
-    grids: Annotated[str, typer.Option(help="kind-steps, with commas between.")] = "ddim-50,ddim-250,karras-50,flow-50",
-    counts: Annotated[str, typer.Option(help="Numbers of evaluations, with commas between.")] = "7,10,16",
-    guidances: Annotated[str, typer.Option(help="Scales, with commas between.")] = "1.5,5",
+    only: Annotated[str, typer.Option(help="The network.")] = "tiny-dit",
+    guidance: Annotated[float, typer.Option()] = 1.5,
+    grids: Annotated[str, typer.Option(help="kind-steps, with commas between.")] = "ddim-50,flow-50",
+    evaluations: Annotated[str, typer.Option(help="Numbers, with commas between.")] = "6,8,10,12,16,25",
     samples: Annotated[int, typer.Option(min=1)] = 16,
-    trials: Annotated[int, typer.Option(min=0, help="Random schemes for each case.")] = 300,
+    trials: Annotated[int, typer.Option(min=0, help="Random schemes besides those that are listed.")] = 300,
     seconds: Annotated[float, typer.Option(help="Stop after so many.")] = 400,
-    converging: Annotated[int, typer.Option(help="Plain steps of the converged run.")] = CONVERGED,
+    converging: Annotated[int, typer.Option(help="Plain steps of the converged run.")] = 1000,
     seed: Annotated[int, typer.Option()] = 0,
     device: Annotated[str, typer.Option()] = "cuda" if torch.cuda.is_available() else "cpu",
 ) -> None:
-    """Try random schemes on every case, and write what each was worth."""
+    """Try listed and random schemes on one network, and write what each was worth."""
     began, rng = time.monotonic(), random.Random(seed)
-    record: dict[str, Any] = {"provenance": provenance(device, seed=seed), "samples": samples, "cases": []}
-    cases: list[dict[str, Any]] = []
-    for name, guidance in itertools.product(networks.split(","), map(float, guidances.split(","))):
-        model = tenuto.load(name, device=torch.device(device), dtype=torch.float32)
-        network, x = network_of(model, samples, guidance)
-        converged = full(network, grid_of(model, "ddim", converging), x)
-        for kind, steps in (one.split("-") for one in grids.split(",")):
-            grid = grid_of(model, kind, int(steps))
-            whole = full(network, grid, x)
-            for count in map(int, counts.split(",")):
-                few = full(network, grid_of(model, kind, count), x)
-                case: dict[str, Any] = {"network": name, "guidance": guidance, "grid": kind}
-                case |= {"steps": int(steps), "count": count}
-                case["whole"] = float(psnr(whole, converged).mean())
-                case["plain"] = [float(psnr(few, one).mean()) for one in (whole, converged)]
-                cases.append({**case, "rows": [], "state": (network, grid, x, whole, converged)})
-                print(f"{time.monotonic() - began:.0f} s {case}", flush=True)
+    model = tenuto.load(only, device=torch.device(device), dtype=torch.float32)
+    network, x = network_of(model, samples, guidance)
+    converged = full(network, grid_of(model, "ddim", converging), x)
+    counts = [int(one) for one in evaluations.split(",")]
+    cases, states = [], []
+    for kind, steps in (one.split("-") for one in grids.split(",")):
+        grid = grid_of(model, kind, int(steps))
+        states.append((grid, full(network, grid, x)))
+        whole = float(psnr(states[-1][1], converged).mean())
+        cases.append({"network": only, "guidance": guidance, "grid": f"{kind}-{steps}", "whole": whole, "rows": []})
     schemes = [*SCHEMES, *(drawn(rng) for _ in range(trials))]
-    for number, scheme in enumerate(schemes):  # scheme by scheme, so that every case has tried the same ones
+    record: dict[str, Any] = {"provenance": provenance(device, seed=seed), "samples": samples, "evaluations": counts}
+    for number, scheme in enumerate(schemes):
         if time.monotonic() - began > seconds:
             break
-        for case in cases:
-            network, grid, x, whole, converged = case["state"]
-            if scheme.closing >= case["count"] - 3:
-                continue
-            got = run(network, grid, scheme, placed(grid, scheme, case["count"]), x)
-            values = [psnr(got, one).mean() for one in (whole, converged)]
-            case["rows"].append([number, *torch.stack(values).tolist()])
-        record["schemes"] = [asdict(one) for one in schemes[: number + 1]]
-        record["cases"] = [{key: value for key, value in case.items() if key != "state"} for case in cases]
-        write_json(out, record)
-    for case in record["cases"]:
-        best = max(case["rows"], key=lambda row: row[1]), max(case["rows"], key=lambda row: row[2])
-        head = f"{case['network']} g{case['guidance']} {case['grid']}-{case['steps']} N={case['count']}"
-        print(head, "plain", case["plain"], "present", case["rows"][0][1:], "best", [b[1:] for b in best], flush=True)
+        for case, (grid, whole) in zip(cases, states, strict=True):
+            row = []
+            for count in counts:
+                got = Run(grid, scheme)(network, placed(grid, scheme, count), x)
+                row.append([round(float(psnr(got, one).nan_to_num(0).mean()), 2) for one in (whole, converged)])
+            case["rows"].append(row)
+        if number % 20 == 19:
+            write_json(out, {**record, "schemes": [asdict(one) for one in schemes[: number + 1]], "cases": cases})
+    done = len(cases[0]["rows"])
+    write_json(out, {**record, "schemes": [asdict(one) for one in schemes[:done]], "cases": cases})
+    print(f"{only} {guidance:g}: {done} schemes in {time.monotonic() - began:.0f} s; default", cases[0]["rows"][0])
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 The prediction is made where the sampler reads: after guidance, of the clean estimate ("denoised"). At a held
 evaluation nothing is evaluated: neither the model, nor a ControlNet, nor what other nodes add to the guidance. If the
-sampler evaluates twice at one noise level (Heun), or if there are few evaluations, the noise is predicted instead of
-the clean estimate, and nothing is corrected, as everywhere in Tenuto.
+sampler evaluates twice at one noise level (Heun), the noise is predicted instead of the clean estimate, and nothing is
+corrected, as everywhere in Tenuto.
 
 Correction. At a computed evaluation the values in between can be interpolated, which is more accurate than the
 extrapolation that was used. So the sampler is run again from the beginning with the interpolated values, up to this
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .mathematics import FEW, ORDER, levels_of, places_of, polynomial_weights
+from .mathematics import ORDER, levels_of, places_of, polynomial_weights, steady_for, taken_for_picture
 
 Values = dict[str, Tensor]  # what an evaluation gives: "denoised", and "uncond_denoised" for the samplers that read it
 
@@ -48,8 +48,8 @@ class Held:
         self.seconds = 0.0  # in computed evaluations
         self._mixed = levels_of(sigmas, flow).mixed
         self._places = places_of(sigmas)
-        twice = len(set(sigmas)) < len(sigmas)  # evaluated at one noise level
-        self._keeps_noise = twice or len(plan) < FEW
+        self._steady = steady_for(len(plan))
+        self._keeps_noise = len(set(sigmas)) < len(sigmas)  # evaluated twice at one noise level
         self._next = 0
 
     def begin(self) -> None:
@@ -83,8 +83,7 @@ class Held:
         """
         known = self.known[place]
         if known.sample is not None:
-            a, s = self._mixed[place]
-            change = (x - known.sample) * (a / (a**2 + s**2))
+            change = (x - known.sample) * taken_for_picture(*self._mixed[place])
             known.kept = {name: value + change for name, value in known.computed.items()}
             known.sample = None
         return known.kept
@@ -106,7 +105,7 @@ class Held:
         if (after := min((known for known in self.known if known > place), default=None)) is not None:
             nodes.pop(self._places[after], None)
             nodes[self._places[after]] = self.known[after].computed
-        weights = polynomial_weights(list(nodes), self._places[place])
+        weights = polynomial_weights(list(nodes), self._places[place], self._steady)
         return {name: _sum([values[name] for values in nodes.values()], weights) for name in self.known[before[0]].kept}
 
 

@@ -3,14 +3,23 @@
 from collections.abc import Sequence
 
 from tenuto.runtime.levels import Levels
-from tenuto.runtime.prediction import polynomial_weights
-from tenuto.runtime.stepping import FEW
+from tenuto.runtime.prediction import polynomial_weights, steady_for
+from tenuto.runtime.stepping import taken_for_picture
 from tenuto.scheduling.placement import placed
 from tenuto.scheduling.refresh import evaluations_for
 
 ORDER = 2  # the degree of Tenuto's polynomials: quadratic, through the last three computed values
 
-__all__ = ["FEW", "ORDER", "evaluations_for", "levels_of", "places_of", "polynomial_weights", "spread"]
+__all__ = [
+    "ORDER",
+    "evaluations_for",
+    "levels_of",
+    "places_of",
+    "polynomial_weights",
+    "spread",
+    "steady_for",
+    "taken_for_picture",
+]
 
 
 def levels_of(sigmas: Sequence[float], flow: bool) -> Levels:

@@ -178,7 +178,7 @@ def test_a_network_that_is_sure_of_its_picture_is_followed_exactly(solver: str, 
 @pytest.mark.parametrize("corrected", [False, True])
 def test_a_polynomial_is_followed_exactly(solver: str, corrected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the degree that is predicted, in the quantity and in the variable that are predicted: one of these four."""
-    monkeypatch.setattr(prediction, "STEADY", float("inf"))
+    monkeypatch.setattr(prediction, "STEADY_OUTPUT", float("inf"))
     levels, start = levels_for(solver), noise(seed=5)  # where the parabola begins
     found = {}
     for quantity in ("clean", "noise"):
@@ -205,7 +205,7 @@ def polynomial(levels: Levels, quantity: str, variable: str) -> Network:
 
 
 def test_outputs_of_unknown_levels_are_predicted_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prediction, "STEADY", float("inf"))
+    monkeypatch.setattr(prediction, "STEADY_OUTPUT", float("inf"))
     unknown = Nature(None, why_unknown="nobody knows them")
     one, two, three = (noise(seed=seed) for seed in (5, 6, 7))
     network: Network = lambda step, sample: one + two * step / STEPS + three * (step / STEPS) ** 2  # noqa: E731

@@ -36,6 +36,8 @@ def enable(
     *,
     evaluations: int | None = None,
     speedup: float | None = None,
+    quality: float | None = None,
+    group: Any = None,
     schedule: Schedule | str | Path | None = None,
     policy: deciding.Policy | None = None,
     mode: Mode = "auto",
@@ -52,6 +54,9 @@ def enable(
     budget         share of the steps that evaluate the denoiser, but at least six steps; by default 0.25
     evaluations    instead: how many steps evaluate the denoiser, exactly
     speedup        instead: how many times as fast as full inference the denoiser's part becomes
+    quality        instead: how near to the full run (dB) the result is to come. Which steps evaluate is then decided on
+                   the way, by what the evaluations so far say; `evaluations` is the most that may be taken
+    group          with a quality: the processes of torch.distributed that must evaluate the same steps
     schedule       instead: a schedule, its file, or the hub id of one; it is for one number of steps
     policy         the policy, and `options` its options, as in `tenuto.schedule`
     mode           how the denoiser is run: auto, skip or jagged (see tenuto.runtime.executor)
@@ -68,6 +73,8 @@ def enable(
         budget=budget,
         evaluations=evaluations,
         speedup=speedup,
+        quality=quality,
+        group=group,
         policy=policy,
         options=options,
         mode=mode,

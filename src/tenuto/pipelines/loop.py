@@ -19,8 +19,10 @@ from torch import Tensor
 
 from tenuto.pipelines.denoiser import Denoiser
 from tenuto.pipelines.evaluations import Evaluation, moment
+from tenuto.pipelines.request import Request
 from tenuto.runtime.executor import Generation
 from tenuto.runtime.levels import Nature, nature_of
+from tenuto.runtime.pacing import Pace
 from tenuto.runtime.private_torch import tree_map_only
 from tenuto.runtime.stepping import Stepping
 from tenuto.scheduling.schedule import Schedule
@@ -80,6 +82,8 @@ class Loop:
         self.evaluations: list[Evaluation] = []
         self.schedule: Schedule | None = None  # of outputs, from step `begun` on
         self.begun = 0
+        self.computed: list[bool] = []  # [step from `begun` on]: whether it evaluates the denoisers
+        self.pace: Pace | None = None  # if it is decided on the way
         self.streams: dict[int, Stepping] = {}  # by scheduler
         self._natures: dict[int, Nature] = {}
         self._stepped: set[int] = set()  # the schedulers that took the current step
@@ -106,14 +110,25 @@ class Loop:
         left, levels = self.steps - self.step, self.nature.levels
         log_snr = None if levels is None else levels.after(self.step).log_snr
         self.schedule, self.begun = denoiser.schedule_for(left, self.first + self.step, log_snr), self.step
+        self.computed = [True] * left if self.schedule is None else self.schedule.full_steps.tolist()
         self.streams.clear()
+        self._plan_quality(denoiser.request)
+
+    def _plan_quality(self, request: Request) -> None:
+        """If a quality was asked for, the evaluated steps are decided on the way."""
+        nature, self.pace = self.nature, None
+        if request.quality is None or self.schedule is None or self.in_full or nature.adds_noise:
+            return
+        if nature.levels is None:
+            return self.compute_in_full(f"the quality cannot be measured, because {nature.why_unknown}")
+        spent = len({one.step for one in self.evaluations if one.computed and one.step < self.step})
+        most = None if request.evaluations is None else max(1, request.evaluations - spent)
+        self.pace = Pace(request.quality, nature.levels.after(self.step), most, request.group)
 
     def computes(self) -> bool:
         """Whether the current step evaluates the denoisers."""
         place = self.step - self.begun
-        if self.in_full or self.schedule is None or place >= self.schedule.steps:
-            return True
-        return bool(self.schedule.active[0, place])
+        return bool(self.in_full) or self.schedule is None or place >= len(self.computed) or self.computed[place]
 
     def go_on(self) -> None:
         """The loop goes on with its next step: callbacks are over."""
@@ -237,6 +252,9 @@ class Loop:
         place, stream = self.step - self.begun, self.streams.get(id(scheduler))
         if stream is None:
             stream = self.streams[id(scheduler)] = self._stream(scheduler, call)
+            if self.pace is not None and not stream.corrects:
+                self.compute_in_full(f"the quality cannot be measured, because {stream.uncorrected_because}")
+                return call.take(call.output, call.sample)
         if self.computes():
             return stream.refresh(place, call.take, call.output, call.sample)
         if stream.knows:
@@ -249,15 +267,17 @@ class Loop:
         nature = self._nature_of(scheduler)
         if nature.levels is not None:
             nature = replace(nature, levels=nature.levels.after(self.begun))
-        computed = self.schedule.full_steps.tolist()
-        stream = Stepping(scheduler, nature, computed, self.schedule.order, self.schedule.corrected)
+        schedule = self.schedule
+        stream = Stepping(scheduler, nature, self.computed, schedule.order, schedule.corrected, self.pace)
         if call.threads_state and not stream.uncorrected_because:
             stream.uncorrected_because = f"{type(scheduler).__name__} hands state from step to step through the loop"
         return stream
 
     @property
     def holds(self) -> bool:
-        """Whether any step holds something."""
+        """Whether any step holds something, or may."""
+        if self.pace is not None:
+            return True
         schedules: Sequence[Schedule | None] = [self.schedule]
         if self.units:
             schedules = [lane.schedule for lane in self.lanes.values()]

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 from tenuto import deciding
 from tenuto.errors import UsageError
 from tenuto.runtime.executor import Mode
+from tenuto.runtime.pacing import check_quality
 from tenuto.scheduling.refresh import BUDGET, check_evaluations
 from tenuto.scheduling.schedule import Schedule
 from tenuto.scoring.units import Subject
@@ -20,6 +21,8 @@ class Request:
     budget: float | None = None
     evaluations: int | None = None
     speedup: float | None = None
+    quality: float | None = None
+    group: Any = None  # processes that must evaluate the same steps
     policy: deciding.Policy | None = None
     options: tuple[tuple[str, Any], ...] = ()  # of the policy
     mode: Mode = "auto"
@@ -35,6 +38,10 @@ class Request:
         asked = (self.budget, self.evaluations, self.speedup)
         if sum(one is not None for one in asked) > 1:
             raise UsageError("Give a budget, a number of evaluations or a speed-up, not two of them.")
+        if self.quality is not None:
+            self._check_quality()
+        elif self.group is not None:
+            raise UsageError("A group is needed only with a quality: otherwise all processes evaluate the same steps.")
         if self.evaluations is not None:
             check_evaluations(self.evaluations)
         for name, _ in self.options:
@@ -42,9 +49,20 @@ class Request:
                 known = sorted({name for kind in deciding.POLICIES.values() for name in kind.options})
                 raise UsageError(f"There is no option {name!r}; the options of policies are {', '.join(known)}.")
 
+    def _check_quality(self) -> None:
+        assert self.quality is not None
+        check_quality(self.quality)
+        if self.budget is not None or self.speedup is not None:
+            raise UsageError("Give a quality, a budget or a speed-up, not two of them. Evaluations limit a quality.")
+        if self.policy not in (None, "refresh") or self.options:
+            chosen = self.policy or ", ".join(name for name, _ in self.options)
+            raise UsageError(f"A quality chooses the evaluated steps by itself: leave out {chosen}.")
+
     def schedule(self, subject: Subject, steps: int, log_snr: Sequence[float] | None = None) -> Schedule:
         options = dict(self.options)
-        if self.evaluations is not None:
+        if self.quality is not None:
+            options["evaluations"] = steps  # the pace leaves some of them out
+        elif self.evaluations is not None:
             options["evaluations"] = min(self.evaluations, steps)
         if self.policy in (None, "refresh") and "every" not in options:
             options["log_snr"] = log_snr
@@ -55,7 +73,7 @@ class Request:
     @property
     def asks_for_work(self) -> bool:
         """Whether the request says how much is computed, or how."""
-        asked = (self.budget, self.evaluations, self.speedup, self.policy)
+        asked = (self.budget, self.evaluations, self.speedup, self.quality, self.policy)
         return any(one is not None for one in asked) or bool(self.options)
 
     def settings(self) -> dict[str, Any]:
@@ -68,6 +86,9 @@ class Request:
         """The request in words."""
         if self.given is not None:
             return f"a schedule of {self.given.steps} steps"
+        if self.quality is not None:
+            most = "" if self.evaluations is None else f", with at most {self.evaluations} evaluations"
+            return f"a quality of {self.quality:g} dB{most}"
         if self.evaluations is not None:
             return f"{self.evaluations} evaluations"
         if self.speedup is not None:

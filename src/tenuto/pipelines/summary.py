@@ -52,6 +52,8 @@ class Summary:
     corrected: bool  # whether refreshes corrected the outputs predicted before them
     uncorrected_because: str  # if not, why
     in_full_because: str  # why everything was computed although less was requested; "" otherwise
+    estimated: float | None  # the distance to the full run that is to be expected, in dB; None if it cannot be told
+    too_few: bool  # whether more evaluations were needed for the quality that was asked for
     seconds: float  # in the denoiser
     seconds_saved: float  # estimated: what the steps that computed nothing would have taken
     graphs: int
@@ -79,6 +81,7 @@ class Summary:
             f"  asked     {self.asked}",
             f"  computed  {self.computed_steps} steps: {self.computed} of {self.evaluations} evaluations",
             f"  held      {held}; {self.cache_bytes:,} bytes",
+            f"  quality   {self._quality()}",
             f"  seconds   {self.seconds:.3f} in the denoiser, about {self.seconds_saved:.3f} saved",
             f"  graphs    {self.graphs}, {self.graph_bytes:,} bytes, recorded in {self.capture_seconds:.2f} s",
             f"  steps     {''.join(_mark(step.work) for step in self.per_step)}  "
@@ -90,6 +93,14 @@ class Summary:
         if self.per_unit:
             lines.append(f"  work      {self.work:.1%} of the unit-steps, {self.flop_work:.1%} of the FLOPs")
         return "\n".join([*lines, *([f"  given up  {self.given_up}"] if self.given_up else [])])
+
+    def _quality(self) -> str:
+        if not self.keep:
+            return "that of the full run"
+        if self.estimated is None:
+            return "cannot be estimated here"
+        lacking = "; for the quality asked, more evaluations would have been needed" if self.too_few else ""
+        return f"about {self.estimated:.0f} dB to the full run or nearer, estimated{lacking}"
 
 
 def _mark(work: float) -> str:
@@ -103,10 +114,12 @@ def summarise(pipeline: str, asked_for: str, denoisers: Sequence["Denoiser"], lo
     named = {one.name: one for one in denoisers if one.name in called or not called}
     recorded = [executor.report() for one in denoisers for executor in one.executors]
     schedules = [] if loop is None else [loop.schedule, *(lane.schedule for lane in loop.lanes.values())]
-    held = next((one for one in schedules if one is not None and not one.active.all()), None)
-    if loop is not None and loop.in_full and all(one.computed for one in evaluations):
+    paced = loop is not None and loop.pace is not None
+    held = next((one for one in schedules if one is not None and (paced or not one.active.all())), None)
+    if (paced or (loop is not None and loop.in_full)) and all(one.computed for one in evaluations):
         held = None
     streams = [] if loop is None else list(loop.streams.values())
+    estimates = [stream.estimated for stream in streams]
     done = [one.computes(len(named[one.denoiser].units)) for one in evaluations]
     costs = {name: np.array([unit.flops for unit in one.units] or [1.0]) for name, one in named.items()}
     computed = {name: np.zeros(len(cost), int) for name, cost in costs.items()}
@@ -138,6 +151,8 @@ def summarise(pipeline: str, asked_for: str, denoisers: Sequence["Denoiser"], lo
         corrected=held is not None and any(stream.corrects for stream in streams),
         uncorrected_because=next((one.uncorrected_because for one in streams if one.uncorrected_because), ""),
         in_full_because="" if loop is None else loop.in_full,
+        estimated=None if held is None else min((one for one in estimates if one is not None), default=None),
+        too_few=loop is not None and loop.pace is not None and loop.pace.capped,
         seconds=sum(step.seconds for step in per_step),
         seconds_saved=sum(max(0.0, typical - step.seconds) for step in per_step if step.work < 1),
         graphs=sum(report.graphs for report in recorded),

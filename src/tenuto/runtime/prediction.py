@@ -11,21 +11,35 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-STEADY = 4.0  # the largest Σ|w|
+STEADY = 4.0  # the largest Σ|w| of what single units keep
+STEADY_OUTPUT, STEADY_IF_FEW = 2.5, 2.0  # of a network's output, the second with few evaluations
+FEW = 9  # fewer evaluations than these are few
 
 
-def polynomial_weights(nodes: Sequence[float], at: float) -> list[float]:
+def steady_for(evaluations: int) -> float:
+    """The largest Σ|w| with which a network's output is predicted: fewer evaluations are less certain."""
+    return STEADY_IF_FEW if evaluations < FEW else STEADY_OUTPUT
+
+
+def polynomial_weights(nodes: Sequence[float], at: float, steady: float = STEADY) -> list[float]:
     """The weights of the values at `nodes` in the sum that predicts the value at `at`.
 
-    The polynomial goes through all nodes. If this would magnify errors too much, it goes through the latest nodes only.
+    The degree is as high as Σ|w| ≤ steady allows. It need not be whole: between two degrees, the weights are a mixture.
     """
-    latest = sorted(nodes)
-    weights = lagrange(latest, at)
-    while sum(map(abs, weights)) > STEADY and len(latest) > 1:
-        latest = latest[1:]
-        weights = lagrange(latest, at)
-    known = dict(zip(latest, weights, strict=True))
-    return [known.get(node, 0.0) for node in nodes]
+    ordered = sorted(nodes)
+    found = {ordered[-1]: 1.0}
+    for first in reversed(range(len(ordered) - 1)):
+        higher = dict(zip(ordered[first:], lagrange(ordered[first:], at), strict=True))
+        less, more = _magnified(found), _magnified(higher)
+        share = 1.0 if more <= steady else (steady - less) / (more - less)
+        found = {node: weight * share + found.get(node, 0.0) * (1 - share) for node, weight in higher.items()}
+        if share < 1:
+            break
+    return [found.get(node, 0.0) for node in nodes]
+
+
+def _magnified(weights: dict[float, float]) -> float:
+    return sum(map(abs, weights.values()))
 
 
 def lagrange(nodes: Sequence[float], at: float) -> list[float]:

@@ -2,10 +2,9 @@
 
 At a refresh the scheduler is given the computed output. At the steps in between, the output is predicted. What is
 predicted is the network's estimate of the clean picture. The output that belongs to it follows from the sample at hand
-(tenuto.runtime.levels). With few evaluations, and if a scheduler evaluates twice at one noise level (Heun), the
-estimate of the noise is predicted instead, and nothing is corrected: this is less near on most networks, but the clean
-estimate fails under strong guidance. If the levels of a scheduler are not known, its outputs are predicted as they are.
-`python -m benchmarks.search` and `python -m benchmarks.strong_rivals` are where this was found.
+(tenuto.runtime.levels). If a scheduler evaluates twice at one noise level (Heun), the estimate of the noise is
+predicted instead, and nothing is corrected. If the levels of a scheduler are not known, its outputs are predicted as
+they are. `python -m benchmarks.search` and `python -m benchmarks.strong_rivals` are where this was found.
 
 Correction. At a refresh the values in between can be interpolated, which is more accurate than extrapolating them. So
 the scheduler takes the steps since the last refresh once more, from the state and the sample it had there, and goes on
@@ -22,36 +21,46 @@ from torch import Tensor
 
 from tenuto.errors import ScheduleError
 from tenuto.runtime.levels import Levels, Nature
-from tenuto.runtime.prediction import polynomial_weights, weighted
+from tenuto.runtime.pacing import Pace, decibels, seen_later
+from tenuto.runtime.prediction import polynomial_weights, steady_for, weighted
 
-FEW = 9  # evaluations; with fewer, noise is predicted
+VARIANCE = 0.25  # of pictures, as EDM (Karras et al. 2022) takes it
 Step = Callable[[Tensor, Tensor], Any]  # (output, sample) -> what the scheduler's step returns
 
 
 class Stepping:
     """One generation through one scheduler."""
 
-    def __init__(self, scheduler: Any, nature: Nature, computed: Sequence[bool], order: int, corrected: bool) -> None:
+    def __init__(
+        self,
+        scheduler: Any,
+        nature: Nature,
+        computed: list[bool],
+        order: int,
+        corrected: bool,
+        pace: Pace | None = None,
+    ) -> None:
         """computed   [step]: whether the step evaluates the network
         order      the degree of the polynomials
         corrected  whether refreshes correct the steps before them
+        pace       decides at each refresh which step of `computed` is the next
         """
         self._scheduler = scheduler
-        self._computed = list(computed)
+        self._computed = computed
+        self._pace = pace
+        self._strayed: Tensor | None = None  # [sample]: the squared changes by corrections so far
+        self._variance: Tensor | None = None  # [sample]: of the clean estimate
         self._order = order
         self._levels = nature.levels
         self._places = places_of(nature.levels, len(self._computed))
-        few = sum(self._computed) < FEW
-        twice = self._places[-1] < 0.75 * (len(self._computed) - 1)  # evaluated at many noise levels
-        self._keeps_noise = few or twice
+        self._steady = steady_for(sum(self._computed))
+        self._keeps_noise = self._places[-1] < 0.75 * (len(self._computed) - 1)  # evaluated twice at many noise levels
         self._asked_to_correct = corrected
         self.uncorrected_because = ""
         if corrected and nature.levels is None:
             self.uncorrected_because = nature.why_unknown
-        elif corrected and twice:
+        elif corrected and self._keeps_noise:
             self.uncorrected_because = f"{type(scheduler).__name__} evaluates twice at one noise level"
-        elif corrected and few:
-            self.uncorrected_because = f"there are fewer than {FEW} evaluations"
         self.most_bytes = 0  # kept at once so far
         self.forget()
 
@@ -70,26 +79,39 @@ class Stepping:
         return self._asked_to_correct and not self.uncorrected_because
 
     @property
+    def estimated(self) -> float | None:
+        """The estimated distance to the full run in dB, of the worst sample; None if it cannot be told."""
+        if self._strayed is None or self._variance is None:
+            return None
+        return decibels(float((self._strayed / self._variance).max()))
+
+    @property
     def knows(self) -> bool:
         """Whether there is anything to predict from."""
         return bool(self._kept)
 
     def refresh(self, step: int, take: Step, output: Tensor, sample: Tensor) -> Any:
         """A step with a computed output."""
-        if all(self._computed[step:]) and not self._since:
+        if self._pace is None and all(self._computed[step:]) and not self._since:
             return take(output, sample)  # nothing will be held again
         if self._levels is not None and output.shape != sample.shape:
             self._levels = None
             self.uncorrected_because = f"the output is {list(output.shape)} and the sample {list(sample.shape)}"
         self._dtype = output.dtype
-        value = self._value(step, output, sample)
+        value, change = self._value(step, output, sample), None
         if self._since and self.corrects and self._levels is not None:
             self._touched |= not self._came_back(sample)
             before, sample = sample, self._corrected(step, value, sample)
-            a, noise = self._levels.mixed[step]
-            taken_for_picture = a / (a**2 + noise**2)  # exact for pictures of unit variance
-            value = torch.add(value, (sample - before).to(value.dtype), alpha=taken_for_picture)
+            difference = (sample - before).to(value.dtype)
+            value = torch.add(value, difference, alpha=taken_for_picture(*self._levels.mixed[step]))
             output = self._output(step, value, sample)
+            change = difference.square().flatten(1).mean(1)
+            counts = change * seen_later(*self._levels.mixed[step])
+            self._strayed = counts if self._strayed is None else self._strayed + counts
+        if self.corrects:
+            self._variance = value.flatten(1).var(1)
+        if self._pace is not None and self.corrects:
+            self._pace.decide(step, self._computed, change, self._strayed, self._variance)
         self._since, self._touched = [], False
         others = [one for one in self._kept if self._places[one[0]] != self._places[step]]
         self._kept = [*others, (step, value)][-(self._order + 1) :]
@@ -135,7 +157,7 @@ class Stepping:
     def _polynomial(self, known: Sequence[tuple[int, Tensor]], step: int) -> Tensor:
         """The value at a step, of the polynomial through known ones. Of two at one place, the later counts."""
         at = {self._places[node]: value for node, value in known}
-        return weighted(list(at.values()), polynomial_weights(list(at), self._places[step]))
+        return weighted(list(at.values()), polynomial_weights(list(at), self._places[step], self._steady))
 
     def _value(self, step: int, output: Tensor, sample: Tensor) -> Tensor:
         """What is kept of an output: the clean estimate or the noise, in float32 at least."""
@@ -165,6 +187,11 @@ class Stepping:
     def _came_back(self, sample: Tensor) -> bool:
         """Whether the sample is what the last step returned, and nobody wrote to it."""
         return self._returned is not None and sample is self._returned[0] and writes(sample) == self._returned[1]
+
+
+def taken_for_picture(signal: float, noise: float) -> float:
+    """By how much the clean estimate follows a sample that changes: exact for pictures of this variance."""
+    return signal * VARIANCE / (signal**2 * VARIANCE + noise**2)
 
 
 def places_of(levels: Levels | None, steps: int) -> list[int]:

@@ -15,11 +15,15 @@ from tenuto.models import Model
 from tenuto.models.architecture import NoiseLevels
 from tenuto.models.solvers import Solver, nature_for, solver_for
 from tenuto.runtime.executor import Executor, Mode, executor_for
+from tenuto.runtime.pacing import Pace, check_quality
 from tenuto.runtime.residual import plain
 from tenuto.runtime.stepping import Stepping
+from tenuto.scheduling.refresh import refresh
 from tenuto.scheduling.schedule import Schedule
+from tenuto.scoring.units import Unscored
 
 Watch = Callable[[int, Tensor, Tensor], object]
+Told = Callable[[int, float | None], object]
 PREPARED_BYTES = 32 * 2**20  # of conditioning computed ahead at once; more takes memory and saves little
 
 
@@ -33,6 +37,7 @@ class Sampling:
         None  # w in ε_null + w (ε_class − ε_null); 1 means none, and costs half; None: the family's
     )
     guided_channels: int | None = None  # all noise channels by default; the DiT reference's own script guides 3 of 4
+    quality: float | None = None  # dB to the full run; the steps that are evaluated are then chosen on the way
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= 1000:
@@ -41,6 +46,8 @@ class Sampling:
             raise UsageError(f"The solver is ddim or dpm++, not {self.solver!r}.")
         if self.guidance is not None and not 0 <= self.guidance < math.inf:
             raise UsageError(f"Guidance must be neither negative nor infinite, and {self.guidance} is.")
+        if self.quality is not None:
+            check_quality(self.quality)
         if self.guided_channels is not None and self.guided_channels < 1:
             raise UsageError(f"At least one channel must be guided, not {self.guided_channels}.")
 
@@ -65,6 +72,7 @@ def generate_batches(
     batch: int = 16,
     progress: Callable[[int], object] = lambda images: None,
     watch: Watch | None = None,
+    told: Told | None = None,
     **options: Any,
 ) -> Iterator[Tensor]:
     """Images or latents, one for each class or caption, in batches: each [B, C, H, W], nominally in [-1, 1].
@@ -78,7 +86,9 @@ def generate_batches(
     progress  called after every step with the number of images in the batch
     watch     called at every step that holds the output, with the step, the predicted output and the exact output,
               which is computed for this purpose only
-    options   fields of `Sampling` (steps, solver, guidance, guided_channels), instead of `sampling`; by
+    told      called after each batch whose outputs are held, with the number of evaluations and the estimated distance
+              to the full run (dB, of the worst sample; None if it cannot be told)
+    options   fields of `Sampling` (steps, solver, guidance, guided_channels, quality), instead of `sampling`; by
               default steps are the schedule's
     """
     if not isinstance(model, Model):
@@ -95,12 +105,17 @@ def generate_batches(
     if schedule is not None and sampling is None:
         options = {"steps": schedule.steps, **options}
     sampling = sampling or Sampling(**options)
+    if sampling.quality is not None:
+        if schedule is not None:
+            raise UsageError("A schedule says which steps are evaluated: give it or a quality, not both.")
+        subject = Unscored(model.name, model.architecture.name, model.units)
+        schedule = refresh(subject, sampling.steps, evaluations=sampling.steps)  # of which some are left out
     wanted = _wanted(model, classes, captions)
     seeds = [seed + i for i in range(len(wanted))] if seeds is None else seeds
     _check_request(model, wanted, seeds, sampling, schedule, batch)
     executor = executor or executor_for(model.network, schedule, mode, compiled)
     for chunk, noise in _batches(model, wanted, seeds, batch):
-        yield _sample_batch(model, executor, chunk, noise, sampling, progress, watch)
+        yield _sample_batch(model, executor, chunk, noise, sampling, progress, watch, told)
 
 
 @torch.inference_mode()
@@ -112,11 +127,12 @@ def _sample_batch(
     sampling: Sampling,
     progress: Callable[[int], object],
     watch: Watch | None,
+    told: Told | None,
 ) -> Tensor:
     by_class = model.architecture.asks_for == "class"
     guided = guidance_of(model, sampling) != 1
     conditions = (_class_conditions if by_class else _caption_conditions)(model, wanted, guided)
-    return denoised(model, executor, conditions, x, sampling, progress, watch)
+    return denoised(model, executor, conditions, x, sampling, progress, watch, told)
 
 
 def guidance_of(model: Model, sampling: Sampling) -> float:
@@ -132,6 +148,7 @@ def denoised(
     sampling: Sampling,
     progress: Callable[[int], object] = lambda images: None,
     watch: Watch | None = None,
+    told: Told | None = None,
 ) -> Tensor:
     """From noise to samples. With guidance, the conditions are those with the request, then those without."""
     assert model.noise is not None
@@ -143,10 +160,14 @@ def denoised(
     needed = [watch is not None or executor.evaluates(step) for step in range(len(times))]
     ahead = prepared(model.network, times, conditions, needed)
     evaluate, schedule = executor.start(), executor.schedule
-    stepping = None
+    stepping, computed = None, list(executor.full_steps)
     if schedule is not None and executor.keep == "output":
         nature = nature_for(model.noise, sampling.steps, sampling.solver)
-        stepping = Stepping(solver, nature, executor.full_steps, schedule.order, schedule.corrected)
+        pace = None
+        if sampling.quality is not None:
+            assert nature.levels is not None, "our own solvers' levels are known"
+            pace = Pace(sampling.quality, nature.levels)
+        stepping = Stepping(solver, nature, computed, schedule.order, schedule.corrected, pace)
 
     def noise(run: Callable[..., Any], time: Tensor, named: dict[str, Any]) -> Tensor:
         inputs = torch.cat([x, x]) if guided else x
@@ -161,7 +182,7 @@ def denoised(
 
         if stepping is None:
             x = take(noise(evaluate, time, named), x)[0]
-        elif executor.evaluates(step):
+        elif computed[step]:
             x = stepping.refresh(step, take, noise(partial(evaluate.evaluate_at, step), time, named), x)[0]
         else:
             if watch is not None:
@@ -169,6 +190,8 @@ def denoised(
                 watch(step, stepping.predicted(step, x), exact)
             x = stepping.hold(step, take, x)[0]
         progress(len(x))
+    if told is not None and stepping is not None:
+        told(sum(computed), stepping.estimated)
     return x
 
 

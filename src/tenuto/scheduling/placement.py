@@ -21,7 +21,7 @@ def placed(steps: int, evaluations: int, log_snr: Sequence[float] | None = None)
     """
     if evaluations >= steps:
         return np.ones(steps, dtype=bool)
-    progress = _progress(steps, log_snr, MIXED if evaluations >= MANY else MIXED_IF_FEW)
+    progress = progress_of(steps, log_snr, MIXED if evaluations >= MANY else MIXED_IF_FEW)
     aims = np.linspace(0, 1, evaluations)
     order, last = [], -1
     for number, aim in enumerate(aims):
@@ -33,7 +33,7 @@ def placed(steps: int, evaluations: int, log_snr: Sequence[float] | None = None)
     return computed
 
 
-def _progress(steps: int, log_snr: Sequence[float] | None, mixed: float) -> NDArray[np.float64]:
+def progress_of(steps: int, log_snr: Sequence[float] | None, mixed: float = MIXED) -> NDArray[np.float64]:
     """How far along each step is, from 0 to 1."""
     number = np.arange(steps) / max(1, steps - 1)
     if log_snr is None or not log_snr[-1] > log_snr[0]:

@@ -58,15 +58,7 @@ def prediction(schedule: Schedule) -> str:
         return "keys and values of all other positions are read again"
     kept = {"output": "the network's output", "branch": "each branch before its gate", "update": "each unit's update"}
     how = "kept as it was" if schedule.predict == "constant" else f"{schedule.predict} extrapolation"
-    return f"{kept[schedule.keep]}: {how}" + (_correction(schedule) if schedule.corrected else "")
-
-
-def _correction(schedule: Schedule) -> str:
-    """Whether the evaluations correct what was predicted before them, if the sampler lets them."""
-    from tenuto.runtime.stepping import FEW  # imports torch, which a glance at another schedule does not need
-
-    few = schedule.keep == "output" and int(schedule.full_steps.sum()) < FEW
-    return f"; not corrected, with fewer than {FEW} evaluations" if few else ", corrected at the next evaluation"
+    return f"{kept[schedule.keep]}: {how}" + (", corrected at the next evaluation" if schedule.corrected else "")
 
 
 def weights(fingerprint: str | None, length: int = 23) -> str:
