@@ -18,9 +18,9 @@ import typer
 from torch import Tensor
 
 import tenuto
-from benchmarks.places import results_of
+from benchmarks.places import ROOT, results_of
 from tenuto.files import read_json, write_json, write_text
-from tenuto.models import Model
+from tenuto.models import SHIPPED, Model
 from tenuto.provenance import origin, provenance
 from tenuto.runtime.pacing import PEAK
 from tenuto.sampling.pictures import generate
@@ -65,10 +65,10 @@ def summary(record: dict[str, Any]) -> str:
     ]
     lines += [
         "",
-        f"*Reached* counts the results that are at most {WITHIN:g} dB below what was asked. {record['samples']} samples "
-        f"each. {origin(record['provenance'])}",
+        f"*Reached* counts the results that are at most {WITHIN:g} dB below what was asked. "
+        f"{record['samples']} samples each. {origin(record['provenance'])}",
         "",
-        "| network | guidance | solver, steps | asked | evaluations | reached, mean | lowest | estimated, mean | reached |",
+        "| network | guidance | solver, steps | asked | evaluations | mean | lowest | estimated, mean | reached |",
         "|---|---:|---|---:|---:|---:|---:|---:|---:|",
     ]
     good: dict[bool, list[bool]] = {True: [], False: []}
@@ -112,7 +112,8 @@ def main(
     record |= {"provenance": provenance(device), "samples": samples}
     done = {(case["network"], case["guidance"], case["solver"], case["steps"]) for case in record["cases"]}
     for name in only or NETWORKS:
-        model = tenuto.load(name, device=torch.device(device), dtype=torch.float32)
+        place = name if name in SHIPPED else str(ROOT / "weights" / name)
+        model = tenuto.load(place, device=torch.device(device), dtype=torch.float32)
         for scale in guidance or GUIDANCES:
             for by in solver or SOLVERS:
                 for count in steps or STEPS:
