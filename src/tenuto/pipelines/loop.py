@@ -117,8 +117,10 @@ class Loop:
     def _plan_quality(self, request: Request) -> None:
         """If a quality was asked for, the evaluated steps are decided on the way."""
         nature, self.pace = self.nature, None
-        if request.quality is None or self.schedule is None or self.in_full or nature.adds_noise:
+        if request.quality is None or self.schedule is None or self.in_full:
             return
+        if nature.adds_noise:
+            return self.refuse_noise(self.scheduler)
         if nature.levels is None:
             return self.compute_in_full(f"the quality cannot be measured, because {nature.why_unknown}")
         spent = len({one.step for one in self.evaluations if one.computed and one.step < self.step})

@@ -101,13 +101,14 @@ class Pace:
             if expected <= rest * distance / left:
                 found = place
         evaluations = self._most - len(self._refreshes) - 1
+        if evaluations >= last - step:
+            return found
         if evaluations < 1:
             return last + 1
         needed = self._progress[step] + left / evaluations  # otherwise the evaluations do not last to the end
-        if found < last and self._progress[found] < needed:
-            later = next(place for place in range(step + 1, last + 1) if self._progress[place] >= needed - 1e-9)
-            found, self.capped = max(found, later), self.capped or later > found
-        return found
+        later = next(place for place in range(step + 1, last + 1) if self._progress[place] >= needed - 1e-9)
+        self.capped |= later > found
+        return max(found, later)
 
     def _reach(self, before: int, step: int) -> float:
         """How strongly an error of the clean estimate between two steps changes the sample at the second."""
