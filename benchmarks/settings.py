@@ -5,7 +5,9 @@
 
 For each setting: the run that evaluates every step, a share of its evaluations by Tenuto, and as many plain steps of
 the same scheduler, from the same noise. Distances are in dB to the full run, and to the converged run (DDIM in 500
-steps with the same guidance). Settings that the file holds are not measured again.
+steps with the same guidance).
+
+Settings that the file holds are not measured again.
 """
 
 import time
@@ -165,8 +167,11 @@ def main(
     samples: Annotated[int, typer.Option(min=1)] = 8,
     seconds: Annotated[float, typer.Option(help="Begin no setting after so many.")] = 1e9,
     device: Annotated[str, typer.Option()] = "cuda" if torch.cuda.is_available() else "cpu",
+    draw_only: Annotated[bool, typer.Option("--draw-only", help="Measure nothing; write the table again.")] = False,
 ) -> None:
     """Measure every setting."""
+    if draw_only:
+        return write_text(out.with_suffix(".md"), table(read_json(out, "settings")))
     began = time.monotonic()
     record: dict[str, Any] = read_json(out, "settings") if out.is_file() else {"cases": []}
     record |= {"provenance": provenance(device, seed=0), "samples": samples}
