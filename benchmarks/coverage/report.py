@@ -47,7 +47,9 @@ def written(out: Path, made: dict[str, Any], rows: list[dict[str, Any]], failed:
     result = {"provenance": made, "counts": counts, "tests_not_imported": failed}
     write_json(out, {**result, "pipelines": [row for tests in classes.values() for row in tests]})
     lines = ["# Coverage", "", f"Written by {origin(made)}; diffusers' tests of commit {made['checkout']}."]
-    lines += [f"Some were tried again: {origin(made['again'])}."] if "again" in made else []
+    if "again" in made:
+        again = made["again"]
+        lines.append(f"Some were tried again (`--retry --only …`) at {again['commit']}, {again['date']}.")
     lines.append("")
     lines += ["Classes of pipelines, by the worst verdict of the tests that build them:", ""]
     lines += ["| | " + " | ".join(reversed(ORDER)) + " | work, of those built |", "| --- |" + " --- |" * 6]
