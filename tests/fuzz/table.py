@@ -61,10 +61,11 @@ def table(runs: dict[str, dict[str, Any]], controls: dict[str, Any] | None = Non
     gpu = runs.get("GPU", {}).get("soak", {})
     grew = gpu.get("growth", {})
     if grew.get("graphs"):
+        kept = grew["malloc_mib"]
         lines += [
             "",
-            f"While the GPU machine recorded {grew['graphs']:,} graphs for {grew['generations']:,} pictures, native code "
-            f"of its host kept {grew['malloc_mib']} MiB, which is {1024 * grew['malloc_mib'] / grew['graphs']:.0f} KiB a "
+            f"While the GPU machine recorded {grew['graphs']:,} graphs for {grew['generations']:,} pictures, native "
+            f"code of its host kept {kept} MiB, which is {1024 * kept / grew['graphs']:.0f} KiB a "
             "graph. Objects of Python, tensors and the device's memory did not grow."
             + ("" if controls else " Whose memory it is, `python -m tests.fuzz.controls` tells; it was not run yet."),
         ]
