@@ -49,4 +49,6 @@ def progress_of(steps: int, log_snr: Sequence[float] | None) -> NDArray[np.float
 
 
 def _normed(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    return (values - values[0]) / (values[-1] - values[0])
+    """From 0 to 1; evenly if there is hardly a difference between the first and the last."""
+    span = values[-1] - values[0]
+    return (values - values[0]) / span if span > 1e-9 else np.linspace(0, 1, len(values))
