@@ -58,11 +58,13 @@ def one_thread():
 
 
 def test_every_denoiser_of_the_installed_diffusers_is_known_or_says_why_not():
-    assert sorted(denoiser_names()) == sorted({*KNOWN, *NOT_BUILT})
+    assert set(denoiser_names()) <= {*KNOWN, *NOT_BUILT}  # an older diffusers has fewer
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN))
 def test_a_denoiser_is_evaluated_where_it_should_be_and_then_is_as_it_was(name):
+    if not hasattr(diffusers, name):
+        pytest.skip(f"diffusers {diffusers.__version__} has no {name}")
     if name in NEED_TORCHVISION and not is_torchvision_available():
         pytest.skip("diffusers uses torchvision in it")
     loop = Loop(name, flow(), STEPS)
