@@ -20,7 +20,7 @@ test-gpu: setup
 floors:
 	$(PYTHON) -m scripts.floors
 
-# Mutated files, thousands of generations, killed workers: a quarter of an hour, recorded in results/fuzz.
+# Mutated files, random commands, thousands of generations, killed workers: about half an hour, recorded in results/fuzz.
 fuzz: setup
 	$(BIN)/python -m tests.fuzz.run
 

@@ -29,7 +29,7 @@ from tenuto.files import write_json
 from tenuto.models import Model
 from tenuto.provenance import provenance
 from tenuto.quality import psnr
-from tenuto.runtime.prediction import lagrange
+from tenuto.runtime.prediction import polynomial_weights
 from tenuto.runtime.residual import plain
 from tenuto.sampling.pictures import Sampling, _caption_conditions, _class_conditions, guide, make_solver
 from tenuto_lab.frontier.cases import asked_for
@@ -84,12 +84,13 @@ class Scheme:
     kept: str = "clean"  # clean, noise, velocity, or adaptive: what predicted the last refresh best
     variable: float = 0.0  # the share of the log-SNR in the variable; the rest is the step's number
     points: int = 3
-    bound: float = 4.0  # the largest sum of magnitudes of weights
-    mixed: float = 0.25  # the share of the log-SNR in the placement
+    bound: float = 2.5  # the largest sum of magnitudes of weights
+    mixed: float = 0.3  # the share of the log-SNR in the placement
+    angle: float = 0.2  # the share of the angle between signal and noise in the placement
     ease: float = 1.0  # above 1: the first evaluations lie closer together
     correction: str = "all"  # none, all, gap (of the log-SNR below the limit), risk (a² · gap below the limit)
     limit: float = 0.0
-    variance: float = 1.0  # of pictures; decides which part of a corrected difference counts as picture
+    variance: float = 0.25  # of pictures; decides which part of a corrected difference counts as picture
     damped: float = 1.0  # the share of a correction that is applied
 
 
@@ -97,18 +98,11 @@ def normed(values: Floats) -> Floats:
     return (values - values[0]) / (values[-1] - values[0])
 
 
-def bounded(nodes: Sequence[float], at: float, bound: float) -> list[float]:
-    for first in range(len(nodes)):
-        weights = lagrange(nodes[first:], at)
-        if sum(map(abs, weights)) <= bound or first == len(nodes) - 1:
-            return [0.0] * first + weights
-    raise AssertionError
-
-
 def placed(grid: Grid, scheme: Scheme, count: int) -> list[int]:
     """The steps that are evaluated."""
     index = normed(np.arange(grid.steps, dtype=float))
-    progress = (1 - scheme.mixed) * index + scheme.mixed * normed(np.maximum.accumulate(grid.log_snr))
+    level, angle = np.maximum.accumulate(grid.log_snr), -np.arctan2(grid.noise[:-1], grid.signal[:-1])
+    progress = (1 - scheme.mixed - scheme.angle) * index + scheme.mixed * normed(level) + scheme.angle * normed(angle)
     chosen, last = [], -1
     for number, aim in enumerate(np.linspace(0, 1, count) ** scheme.ease):
         nearest = int(np.abs(progress - aim).argmin())
@@ -136,9 +130,9 @@ class Run:
 
     def estimates(self, x: Tensor, step: int, known: Sequence[tuple[int, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """The clean estimate and the noise at a step, predicted from known ones."""
-        nodes = [self.at[one[0]] for one in known]
+        weights = polynomial_weights([self.at[one[0]] for one in known], self.at[step], self.scheme.bound)
         value = torch.zeros_like(x)
-        for weight, (node, clean, noise) in zip(bounded(nodes, self.at[step], self.scheme.bound), known, strict=True):
+        for weight, (node, clean, noise) in zip(weights, known, strict=True):
             alpha, beta = self.parts(node)
             if weight and alpha:
                 value.add_(clean, alpha=float(weight * alpha))
@@ -236,7 +230,8 @@ def drawn(rng: random.Random) -> Scheme:
         variable=rng.choice([0.0, 0.0, 0.25, 0.5, 1.0]),
         points=rng.choice([2, 3, 3, 4]),
         bound=rng.choice([2.5, 4.0, 4.0, 7.0]),
-        mixed=rng.choice([0.0, 0.25, 0.25, 0.5, 0.75]),
+        mixed=rng.choice([0.0, 0.2, 0.3, 0.4]),
+        angle=rng.choice([0.0, 0.2, 0.3, 0.4]),
         ease=rng.choice([1.0, 1.0, 1.15, 1.3]),
         correction=correction,
         limit=limit,
@@ -246,6 +241,8 @@ def drawn(rng: random.Random) -> Scheme:
 
 
 DEFAULT = Scheme()
+SHARES = ((0.25, 0.0), (0.5, 0.0), (0.3, 0.2), (0.2, 0.3), (0.1, 0.3), (0.0, 0.5), (0.5, 0.5), (0.25, 0.5))
+PLACEMENTS = [replace(DEFAULT, mixed=mixed, angle=angle) for mixed, angle in SHARES]
 SCHEMES = [
     DEFAULT,
     Scheme("noise", correction="none"),
@@ -279,6 +276,7 @@ def main(
     evaluations: Annotated[str, typer.Option(help="Numbers, with commas between.")] = "6,8,10,12,16,25",
     samples: Annotated[int, typer.Option(min=1)] = 16,
     trials: Annotated[int, typer.Option(min=0, help="Random schemes besides those that are listed.")] = 300,
+    placements: Annotated[bool, typer.Option("--placements", help="Try nothing but where to evaluate.")] = False,
     seconds: Annotated[float, typer.Option(help="Stop after so many.")] = 400,
     converging: Annotated[int, typer.Option(help="Plain steps of the converged run.")] = 1000,
     seed: Annotated[int, typer.Option()] = 0,
@@ -290,13 +288,14 @@ def main(
     network, x = network_of(model, samples, guidance)
     converged = full(network, grid_of(model, "ddim", converging), x)
     counts = [int(one) for one in evaluations.split(",")]
-    cases, states = [], []
+    cases: list[dict[str, Any]] = []
+    states: list[tuple[Grid, Tensor]] = []
     for kind, steps in (one.split("-") for one in grids.split(",")):
         grid = grid_of(model, kind, int(steps))
         states.append((grid, full(network, grid, x)))
-        whole = float(psnr(states[-1][1], converged).mean())
-        cases.append({"network": only, "guidance": guidance, "grid": f"{kind}-{steps}", "whole": whole, "rows": []})
-    schemes = [*SCHEMES, *(drawn(rng) for _ in range(trials))]
+        near = float(psnr(states[-1][1], converged).mean())
+        cases.append({"network": only, "guidance": guidance, "grid": f"{kind}-{steps}", "whole": near, "rows": []})
+    schemes = PLACEMENTS if placements else [*SCHEMES, *(drawn(rng) for _ in range(trials))]
     record: dict[str, Any] = {"provenance": provenance(device, seed=seed), "samples": samples, "evaluations": counts}
     for number, scheme in enumerate(schemes):
         if time.monotonic() - began > seconds:

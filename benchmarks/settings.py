@@ -5,7 +5,9 @@
 
 For each setting: the run that evaluates every step, a share of its evaluations by Tenuto, and as many plain steps of
 the same scheduler, from the same noise. Distances are in dB to the full run, and to the converged run (DDIM in 500
-steps with the same guidance). Settings that the file holds are not measured again.
+steps with the same guidance).
+
+Settings that the file holds are not measured again.
 """
 
 import time
@@ -63,9 +65,10 @@ class Noise(nn.Module):
             return self._noise(x, float(t))
         s = min(float(t) / 1000, 1 - 1e-4)  # samples are (1 − s) · clean + s · noise
         a, norm = 1 - s, ((1 - s) ** 2 + s**2) ** 0.5
-        place = torch.searchsorted(self._log_snr, torch.tensor([a / s], dtype=torch.float64).log())[0]
-        noise = self._noise(x / norm, float((len(self._log_snr) - 1 - place).clamp(min=0)))
-        return noise - (x - s * noise) / a
+        place = int(torch.searchsorted(self._log_snr, torch.tensor([a / s], dtype=torch.float64).log())[0])
+        noise = self._noise(x / norm, float(max(0, len(self._log_snr) - 1 - place)))
+        least = float(self._log_snr[0].exp())  # the network was trained with no less signal than this
+        return noise - (x - s * noise) / max(a, least * s)
 
     def _noise(self, x: Tensor, time: float) -> Tensor:
         guided = self._denoise(x, time)
@@ -164,8 +167,11 @@ def main(
     samples: Annotated[int, typer.Option(min=1)] = 8,
     seconds: Annotated[float, typer.Option(help="Begin no setting after so many.")] = 1e9,
     device: Annotated[str, typer.Option()] = "cuda" if torch.cuda.is_available() else "cpu",
+    draw_only: Annotated[bool, typer.Option("--draw-only", help="Measure nothing; write the table again.")] = False,
 ) -> None:
     """Measure every setting."""
+    if draw_only:
+        return write_text(out.with_suffix(".md"), table(read_json(out, "settings")))
     began = time.monotonic()
     record: dict[str, Any] = read_json(out, "settings") if out.is_file() else {"cases": []}
     record |= {"provenance": provenance(device, seed=0), "samples": samples}

@@ -218,6 +218,21 @@ def summary(record: dict[str, Any], half: int) -> dict[str, dict[str, Any]]:
     return found
 
 
+def level_of(one: dict[str, Any]) -> str:
+    right = one["right"].count("1") / len(one["right"])
+    return f"{right:.1%}, {np.mean(one['evaluations']):.1f}, {np.mean(one['work']):.1f}"
+
+
+def paired(record: dict[str, Any], first: str, second: str) -> dict[str, tuple[float, float]]:
+    """For each level, how much more often the first way is right than the second, and half of the 95 % interval."""
+    found = {}
+    for level, one in record["ways"][first]["levels"].items():
+        other = record["ways"][second]["levels"][level]
+        gained = [int(a) - int(b) for a, b in zip(one["right"], other["right"], strict=True)]
+        found[level] = float(np.mean(gained)), 1.96 * float(np.std(gained)) / sqrt(len(gained))
+    return found
+
+
 def full_name(record: dict[str, Any]) -> str:
     return next(name for name, way in record["ways"].items() if way["method"] == FULL)
 
@@ -264,11 +279,21 @@ def table(record: dict[str, Any]) -> str:
         )
     if unable:
         lines += ["", "Not used: " + "; ".join(f"{name} {verdict}" for name, verdict in unable.items()) + "."]
-    lines += ["", "## Every way, all problems of both halves", "", "| way | right | fewer |", "| --- | --- | --- |"]
+    names = [f"{task}-{level}" for task, level in record["levels"]]
+    lines += [
+        "",
+        "## Every way, all problems of both halves",
+        "",
+        "For each level: right, evaluations and evaluation-equivalents.",
+        "",
+        f"| way | right | fewer | {' | '.join(names)} |",
+        f"| --- | --- | --- |{' --- |' * len(names)}",
+    ]
     halves = summary(record, 0), summary(record, 1)
     for name in halves[0]:
         accuracy, fewer = (sum(half[name][key] for half in halves) / 2 for key in ("accuracy", "fewer"))
-        lines.append(f"| {halves[0][name]['method']}: {name} | {accuracy:.1%} | {fewer:.1f}× |")
+        levels = " | ".join(level_of(record["ways"][name]["levels"][level]) for level in names)
+        lines.append(f"| {halves[0][name]['method']}: {name} | {accuracy:.1%} | {fewer:.1f}× | {levels} |")
     return "\n".join(lines) + "\n"
 
 
@@ -294,11 +319,18 @@ def main(
     part: Annotated[int, typer.Option(min=0, help="Which part of the ways, counted from 0.")] = 0,
     parts: Annotated[int, typer.Option(min=1, help="Into how many parts the ways are divided.")] = 1,
     join: Annotated[list[Path] | None, typer.Option(help="Measure nothing; join what the parts wrote.")] = None,
+    pair: Annotated[
+        tuple[str, str] | None, typer.Option(help="With --join: compare two ways, and write nothing.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="The JSON file; the table lies beside it.")] = RESULTS,
 ) -> None:
     """Measure every way on the levels that can tell, and write the JSON file and the table beside it."""
     if join:
         whole = joined([read_json(path, "benchmark results") for path in join])
+        if pair is not None:
+            for level, (gained, half) in paired(whole, *pair).items():
+                print(f"{level}: {100 * gained:+.1f} points (± {100 * half:.1f})")
+            return
         write_json(out, whole)
         write_text(out.with_suffix(".md"), table(whole))
         print(table(whole).split("## Every")[0])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tenuto import files
 from tenuto.errors import TenutoError
 from tenuto.files import check_writable, write_text
 
@@ -107,3 +108,17 @@ def test_what_is_read_is_not_overwritten(tmp_path):
         check_writable(tmp_path / "scores.json", reads=[tmp_path / "scores.json"])
     check_writable(tmp_path / "scores.json", reads=[tmp_path])  # Tenuto wrote that one, beside the model
     check_writable(tmp_path / "new.json", reads=[tmp_path, "owner/name-on-a-hub"])
+
+
+def test_a_lock_whose_file_was_removed_meanwhile_is_not_held(tmp_path, monkeypatch):
+    """Else the next process would make a new file, and hold a second lock of the same name."""
+    opened = files._opened
+
+    def removed(path):
+        handle = opened(path)
+        path.unlink()
+        return handle
+
+    monkeypatch.setattr(files, "_opened", removed)
+    with files.locked(tmp_path / "lock", wait=False) as held:
+        assert not held

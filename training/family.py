@@ -90,7 +90,7 @@ class Size:
 
 SIZES = {
     "tiny": Size(64, 2, 2, 64, 1e-3),  # for tests
-    "small": Size(256, 6, 4, 1024, 1e-3),  # 7.6 M parameters
+    "small": Size(256, 6, 4, 1024, 1e-3),  # 7.4 M parameters
     "base": Size(384, 10, 6, 1024, 6e-4),  # 27.4 M: 55 MB in float16
     "large": Size(768, 11, 12, 1024, 3e-4),  # 119 M
 }

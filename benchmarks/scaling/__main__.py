@@ -38,6 +38,7 @@ def main(
     judged: Annotated[int, typer.Option(min=0, help="Samples for Fréchet distances; 0: none.")] = 600,
     seconds: Annotated[float | None, typer.Option(help="Begin no case after so long.")] = None,
     device: Annotated[str, typer.Option(help="Where to run.")] = "cuda" if torch.cuda.is_available() else "cpu",
+    few: Annotated[bool, typer.Option("--few", help="Rivals with few settings, for a CPU.")] = False,
     again: Annotated[bool, typer.Option(help="Measure what the file holds already, too.")] = False,
     draw_only: Annotated[bool, typer.Option("--draw-only", help="Measure nothing; draw what the file holds.")] = False,
 ) -> None:
@@ -55,7 +56,7 @@ def main(
                 continue
             start = time.monotonic()
             network, shares = opened(path, torch.device(device)), budgets or BUDGETS
-            for found in measure(network, guidance, near, judged, shares, say):
+            for found in measure(network, guidance, near, judged, shares, say, few):
                 record["cases"][case] = {**found, "provenance": provenance(device, seed=0)}
                 write_json(out, record)
             say(f"{case}: {time.monotonic() - start:.0f} s")

@@ -87,10 +87,11 @@ def measure(
     judged: int,
     budgets: Sequence[float] = BUDGETS,
     say: Say = lambda text: None,
+    few: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """One network at one guidance, with the rows known so far, after each budget; the last one is complete.
 
-    Without a judge, or with judged=0, no distance is measured.
+    Without a judge, or with judged=0, no distance is measured. With `few`, rivals have few settings.
     """
     asked, flow = Requests(network, guidance, near), network.prediction == "flow"
     full = asked.shown(asked.drawn(STEPS))
@@ -115,7 +116,7 @@ def measure(
             closer.take(
                 Way(MANY, "", lambda many, share=share: many.held(MANY_STEPS, share)[0]), asked.shown(longer[0])
             )
-            for way in rivals(flow, evaluations):
+            for way in rivals(flow, evaluations, few):
                 latents = way.draw(asked)
                 if latents is not None:
                     closer.take(way, asked.shown(latents))
@@ -132,12 +133,12 @@ def measure(
             known = rows
             if judging is not None:
                 known = [{**row, **judging.row((row["budget"], row["way"]), "full")} for row in rows]
-            about = described(network, guidance, near, 0 if judging is None else judged)
+            about = described(network, guidance, near, 0 if judging is None else judged, few)
             ends = {"converged": list(agree), **({} if judging is None else judging.row("full", "full"))}
             yield {**about, "complete": budget == budgets[-1], "full": ends, "rows": known}
 
 
-def described(network: Network, guidance: float, near: int, judged: int) -> dict[str, Any]:
+def described(network: Network, guidance: float, near: int, judged: int, few: bool) -> dict[str, Any]:
     return {
         "network": network.name,
         "guidance": guidance,
@@ -149,6 +150,7 @@ def described(network: Network, guidance: float, near: int, judged: int) -> dict
         "held_out_loss": network.record.get("held_out_loss"),
         "near": near,
         "judged": judged,
+        "few_settings": few,
     }
 
 

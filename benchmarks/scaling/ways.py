@@ -23,6 +23,22 @@ FEWER, SOLVER, PREDICTOR = "fewer steps", "best solver", "best output predictor"
 BLOCK, BRANCH = "lifetimes by block", "lifetimes by branch"
 WAYS = (OURS, MANY, FEWER, SOLVER, PREDICTOR, BLOCK, BRANCH)
 STEPS, MANY_STEPS = 50, 250
+FEW = (  # settings, for machines without a GPU
+    "Euler",
+    "UniPC 2",
+    "DPM-Solver++ 2",
+    "DDIM leading zero",
+    "DDIM trailing zero",
+    "UniPC 2 karras exact zero",
+    "UniPC 2 linspace sigma_min",
+    "DPM-Solver++ 2 karras exact zero",
+    "DEIS 3 karras exact sigma_min",
+    "TaylorSeer (output), order 2, evenly first 1 last 0",
+    "TaylorSeer (output), order 3, periodic warmup 1",
+    "TaylorSeer (output), order 2, periodic warmup 1",
+    "FoCa, scaled True, evenly first 1 last 0",
+    "FoCa, scaled True, periodic warmup 1",
+)
 PREDICTORS = ("TaylorSeer (output)", "FoCa")
 FLOWS: Mapping[str, tuple[Any, int]] = {
     f"{name} {order}": (kind, order)
@@ -39,8 +55,12 @@ class Way(NamedTuple):
     draw: Any  # Requests -> latents
 
 
-def rivals(flow: bool, evaluations: int) -> Iterator[Way]:
-    """Every setting of every rival, with so many evaluations."""
+def rivals(flow: bool, evaluations: int, few: bool = False) -> Iterator[Way]:
+    """Every setting of every rival, with so many evaluations; with `few`, those that were best most often elsewhere."""
+    yield from (way for way in _all_rivals(flow, evaluations) if not few or way.setting in FEW)
+
+
+def _all_rivals(flow: bool, evaluations: int) -> Iterator[Way]:
     if flow:
         yield Way(FEWER, "Euler", lambda asked: asked.drawn(evaluations))
         for name in FLOWS:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tenuto.errors import TenutoError, first_line
 
@@ -163,6 +163,42 @@ def check_regular(path: Path, what: str) -> None:
     if not stat.S_ISREG(mode):
         kind = "a directory" if stat.S_ISDIR(mode) else "a pipe or a device"
         raise TenutoError(f"Cannot read the {what} {path}: it is {kind}, not a file.")
+
+
+@contextmanager
+def locked(path: Path, wait: bool) -> Iterator[bool]:
+    """Whether this process holds the lock. The system releases the lock when the process ends, in any way.
+
+    Where the system has no such locks (Windows), nobody is kept out.
+    """
+    try:
+        import fcntl
+    except ModuleNotFoundError:
+        yield True
+        return
+    with _opened(path) as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            held = os.fstat(handle.fileno()).st_nlink > 0  # else its last holder has just removed the file
+        except BlockingIOError:
+            held = False
+        except OSError as error:
+            raise TenutoError(f"Cannot lock {path}: {error.strerror or error}.") from error
+        yield held
+
+
+def _opened(path: Path, tries: int = 100) -> TextIO:
+    """Open a file for locking. If another process removes the directory meanwhile, create the directory again."""
+    for left in reversed(range(tries)):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return path.open("a", encoding="utf-8")
+        except OSError as error:
+            # The directory vanished before the file was opened, or while mkdir checked whether it is a directory.
+            vanished = isinstance(error, FileNotFoundError | FileExistsError)
+            if not left or not vanished:
+                raise TenutoError(f"Cannot write {path}: {error.strerror or error}.") from error
+    raise AssertionError
 
 
 def _umask() -> int:

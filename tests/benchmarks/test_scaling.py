@@ -70,7 +70,7 @@ def test_every_way_has_a_row_and_the_tables_name_it(
     monkeypatch.setattr(
         measuring,
         "rivals",
-        lambda flow, n: [next(one for one in rivals(flow, n) if one.name == way) for way in WAYS[2:5]],
+        lambda flow, n, few: [next(one for one in rivals(flow, n) if one.name == way) for way in WAYS[2:5]],
     )
     *_, last = measure(network, 3.0, 2, 0, [0.34, 0.2])
     assert last["complete"]

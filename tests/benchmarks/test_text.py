@@ -52,7 +52,11 @@ def test_each_method_chooses_on_one_half_and_is_shown_on_the_other() -> None:
     chosen = {one["method"]: one for one in text_frontier.choices(record)}
     assert chosen["ours"]["name"] == "careful" and chosen["ours"]["fewer"] == 2.0
     assert chosen["rival"]["name"] == "lucky" and chosen["rival"]["difference"] == -0.5
-    assert "| ours | careful | 50.0% | +0.0 (+0.0 to +0.0)" in text_frontier.table(record)
+    table = text_frontier.table(record)
+    assert "| ours | careful | 50.0% | +0.0 (+0.0 to +0.0)" in table
+    assert "| ours: careful | 50.0% | 2.0× | 50.0%, 20.0, 20.0 |" in table
+    gained, half = text_frontier.paired(record, "bold", "all")["story-2"]
+    assert gained == -1 / 8 and 0.2 < half < 0.25
 
 
 def test_levels_that_can_tell_are_chosen_of_every_task_first() -> None:

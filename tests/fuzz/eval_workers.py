@@ -32,6 +32,8 @@ import torch
 import tenuto
 import tenuto_lab.full_size.samples as samples
 from tenuto.cli import main as tenuto_main
+from tenuto.files import write_json
+from tenuto.provenance import provenance
 from tests.conftest import random_dit, write_checkpoint
 
 SAMPLES, BATCH, SEED = 13, 2, 5  # seven parts, the last one short
@@ -262,8 +264,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, help="So many faults, however long they take.")
+    parser.add_argument("--out", type=Path, help="a JSON file for the result")
     asked = parser.parse_args()
-    print(fuzz(asked.seed, asked.seconds, asked.rounds))
+    made = provenance("cpu", seed=asked.seed)
+    said = fuzz(asked.seed, asked.seconds, asked.rounds)
+    print(said)
+    if asked.out is not None:
+        write_json(asked.out, {"provenance": made, "workers": said})
 
 
 if __name__ == "__main__":

@@ -58,6 +58,17 @@ def table(runs: dict[str, dict[str, Any]], controls: dict[str, Any] | None = Non
     for key, title in GREW.items():
         grew = [run["soak"]["growth"].get(key, "") for run in runs.values()]
         lines.append(_row(f"growth after the first quarter: {title}", grew))
+    gpu = runs.get("GPU", {}).get("soak", {})
+    grew = gpu.get("growth", {})
+    if grew.get("graphs"):
+        kept = grew["malloc_mib"]
+        lines += [
+            "",
+            f"While the GPU machine recorded {grew['graphs']:,} graphs for {grew['generations']:,} pictures, native "
+            f"code of its host kept {kept} MiB, which is {1024 * kept / grew['graphs']:.0f} KiB a "
+            "graph. Objects of Python, tensors and the device's memory did not grow."
+            + ("" if controls else " Whose memory it is, `python -m tests.fuzz.controls` tells; it was not run yet."),
+        ]
     if controls:
         lines += [
             "",

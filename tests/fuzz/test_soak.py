@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor
 
 import tenuto
-from tests.fuzz import controls, soak
+from tests.fuzz import commands, controls, soak
 from tests.fuzz.memory import growth
 from tests.fuzz.table import table
 from tests.helpers.pipelines import QUIET, denoiser_in
@@ -44,6 +44,11 @@ def test_a_stale_picture_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not soak.soak(2, seed=0)["stale"]  # every picture is the first one, the fresh pipeline's as well
     monkeypatch.setattr(soak, "draw", lambda pipe, *args, **asked: stale(pipe, *args, **asked) + len(first))
     assert soak.soak(2, seed=0)["stale"] == 2
+
+
+def test_random_command_lines_end_in_a_status() -> None:
+    found = commands.fuzz(15, seed=3)
+    assert not found["bare_exceptions"] and sum(found["statuses"].values()) == 15
 
 
 def test_growth_is_counted_after_the_first_quarter() -> None:

@@ -9,9 +9,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import diffusers
 import torch
 import torch.distributed as dist
-from diffusers import ContextParallelConfig, DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 from torch import nn
 
 import tenuto
@@ -27,6 +28,8 @@ def alone(transformer: nn.Module) -> nn.Module:
 
 def context_parallel(transformer: Any) -> nn.Module:
     """diffusers' own: each process has half of the tokens, and all weights."""
+    from diffusers import ContextParallelConfig
+
     transformer.enable_parallelism(config=ContextParallelConfig(ulysses_degree=2))
     return transformer
 
@@ -64,6 +67,8 @@ def dispatched(transformer: Any) -> nn.Module:
 WAYS: dict[str, Callable[[Any], nn.Module]] = {
     way.__name__: way for way in (alone, dispatched, context_parallel, tensor_parallel, sharded)
 }
+if not hasattr(diffusers, "ContextParallelConfig"):  # it came with 0.36
+    del WAYS["context_parallel"]
 
 
 def picture(pipe: DiffusionPipeline, seed: int = 0, steps: int = STEPS) -> tuple[torch.Tensor, list[int]]:

@@ -15,10 +15,12 @@ if not (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"):
     pytest.skip("there is neither a GPU nor Triton's interpreter", allow_module_level=True)
 
 from tenuto.models import block_kernels as kernels
-from tenuto.models import cached_step, language
-from tenuto.models.cached_step import Products, by_functions, by_kernels
+from tenuto.models import kernel_step, language
+from tenuto.models.attention_kernels import attended
+from tenuto.models.cached_step import by_functions
 from tenuto.models.dream import Dream, DreamConfig
 from tenuto.models.kernel_settings import Settings
+from tenuto.models.kernel_step import Products, by_kernels
 from tenuto.models.language import LanguageNetwork
 from tenuto.models.language_block import RMSNorm, rotary_angles, rotate
 from tenuto.models.llada import LLaDA, LLaDAConfig
@@ -71,13 +73,13 @@ def test_attention_in_parts_is_the_same_attention(parts: int, padding: int) -> N
     mask = torch.arange(150, device=DEVICE)[None] >= torch.tensor([[padding], [0]], device=DEVICE)
     expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None], enable_gqa=True)
     starts, asked = torch.tensor([0, 5, 10], device=DEVICE), q.transpose(1, 2).flatten(0, 1).contiguous()
-    found = kernels.attended(asked, k, v, mask if padding else None, starts, 5, parts)
+    found = attended(asked, k, v, mask if padding else None, starts, 5, parts)
     close(found, expected.transpose(1, 2).flatten(2).flatten(0, 1))
 
 
 def test_texts_may_have_different_numbers_of_tokens() -> None:
     q, k, v = drawn(7, 2, 32), drawn(2, 2, 90, 32), drawn(2, 2, 90, 32)
-    found = kernels.attended(q, k, v, None, torch.tensor([0, 2, 7], device=DEVICE), 5, 2)
+    found = attended(q, k, v, None, torch.tensor([0, 2, 7], device=DEVICE), 5, 2)
     for text, (start, end) in enumerate(((0, 2), (2, 7))):
         one = F.scaled_dot_product_attention(q[start:end].transpose(0, 1), k[text], v[text])
         close(found[start:end], one.transpose(0, 1).flatten(1))
@@ -111,7 +113,7 @@ def test_whole_steps_are_those_of_the_functions(
     family: str, padded: bool, products: Products, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = made(family)
-    monkeypatch.setattr(cached_step, "parts_for", lambda q, k, longest: 2)
+    monkeypatch.setattr(kernel_step, "parts_for", lambda q, k, longest: 2)
     embedding, blocks, norm, _ = network.parts()
     tokens = torch.randint(2, 100, (2, 140), device=DEVICE)
     rows = torch.stack([torch.randperm(140, device=DEVICE)[:7].sort().values for _ in range(2)])
@@ -142,7 +144,7 @@ def test_whole_steps_are_those_of_the_functions(
 @pytest.mark.parametrize("padded", [False, True])
 def test_packed_tokens_are_computed_as_if_they_were_not(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     network, mask = made("llada"), torch.tensor([0, 3, 0], device=DEVICE)[:, None]
-    monkeypatch.setattr(cached_step, "FEW", 4)
+    monkeypatch.setattr(kernel_step, "FEW", 4)
     tokens = torch.randint(2, 100, (3, 60), device=DEVICE)
     real = torch.arange(60, device=DEVICE)[None] >= mask if padded else None
     rows = torch.tensor([[20, 25, 20, 20], [7, 7, 7, 7], [30, 31, 40, 59]], device=DEVICE)  # the second has ended

@@ -13,9 +13,10 @@ from tenuto.models import Model
 from tenuto.models.dit import DiT, DiTConfig
 from tenuto.quality import psnr
 from tenuto.runtime.executor import Executor
-from tenuto.sampling.decoding import decoder_of, picture_shape
+from tenuto.sampling.decoding import decoder_of
 from tenuto.sampling.pictures import vae_of
 from tenuto_lab.frontier.drawing import DrawingCase, measure_pictures
+from tenuto_lab.judging.judges import picture_shape
 from tests.helpers.pipelines import tiny_vae
 
 

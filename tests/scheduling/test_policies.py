@@ -116,7 +116,7 @@ def test_evaluations_for_a_budget_by_hand():
 
 
 def test_evaluations_follow_the_noise_levels_where_these_are_known():
-    levels = [10 * (step / 49) ** 4 for step in range(50)]  # the noise falls at the end
+    levels = [10 * (step / 49) ** 4 - 5 for step in range(50)]  # the noise falls at the end
     evenly, by_noise_level = (refresh(scored(1.0), 50, evaluations=16, log_snr=known) for known in (None, levels))
     assert by_noise_level.full_steps[-15:].sum() > evenly.full_steps[-15:].sum()
     with pytest.raises(UsageError, match="a noise level for each of the 50 steps, not 49"):

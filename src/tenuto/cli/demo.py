@@ -150,18 +150,14 @@ class Drawn:
 
 def _scene(model: str | None) -> Scene:
     """The scene of a model, or the first scene whose weights are here."""
-    from tenuto.errors import CheckpointError, UsageError
-    from tenuto.models import shipped
+    from tenuto.errors import UsageError
+    from tenuto.models import place_of
 
     if model is not None:
         if model not in SCENES:
             raise UsageError(f"The demo draws with {' or '.join(SCENES)}, not with {model!r}.")
         return SCENES[model]
-    try:
-        shipped(NATURAL.model)
-    except CheckpointError:  # an installed package has only the small model
-        return CLOTHES
-    return NATURAL
+    return NATURAL if place_of(NATURAL.model) else CLOTHES  # an installed package has only the small model
 
 
 def _write(

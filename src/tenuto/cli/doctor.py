@@ -15,7 +15,7 @@ import typer
 from tenuto import __version__
 from tenuto.cli.app import AsJson, app
 from tenuto.cli.extras import EXTRAS, missing
-from tenuto.errors import CheckpointError, TenutoError, first_line
+from tenuto.errors import TenutoError, first_line
 
 Status = Literal["fine", "absent", "broken"]
 MARKS = {"fine": "[green]✓[/]", "absent": "[yellow]–[/]", "broken": "[red]✗[/]"}
@@ -176,13 +176,11 @@ def _extras() -> list[Finding]:
 def _models() -> list[Finding]:
     if _import_torch() is None:
         return []
-    from tenuto.models import SHIPPED, open_model, shipped
+    from tenuto.models import SHIPPED, open_model, place_of
 
     findings = []
     for name in SHIPPED:
-        try:
-            place = shipped(name)
-        except CheckpointError:
+        if (place := place_of(name)) is None:
             findings.append(Finding(name, "absent", "its weights are not here", "set TENUTO_WEIGHTS to their folder"))
             continue
         try:

@@ -1,10 +1,7 @@
 """`tenuto generate`: pictures by class or caption, or text after a prompt, with a schedule or without."""
 
-import json
-import os
-import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +21,15 @@ Solver = Literal["ddim", "dpm++"]
 STEPS = 50  # of pictures; text takes a step for each token
 LENGTH = 64  # of text, in tokens
 LOCK = ".tenuto-generate.lock"
+ASKED_WRONGLY = {
+    "class": "draws classes, not captions: use --class",
+    "caption": "draws captions, not classes: use --prompt instead of --class",
+    "prompt": "writes text and knows no classes: leave --class out",
+}
+NOT_ASKED = {
+    "caption": 'draws captions: say which, for instance --prompt "a photo of a red car"',
+    "prompt": "writes text: give it a beginning with --prompt",
+}
 
 
 @app.command(
@@ -115,7 +121,7 @@ def generate(
     record = Record(output, as_json, {"device": device, "model": model, "seed": seed}, schedule, chosen)
     if is_pipeline(Path(model).expanduser()):  # of a hub id only the denoiser is fetched
         _refuse("a diffusers pipeline", model, **drawing, **writing)
-        wanted = _captions(model, classes, prompts, count)
+        wanted = _asked(model, "caption", classes, prompts, count)
         record.take(_needed(output), steps, STEPS, guidance=guidance)
         return _draw_with_pipeline(record, wanted, seed, place, quality, mode=mode, compiled=compiled)
     loaded = load(model, device=place)
@@ -136,14 +142,15 @@ def generate(
             guidance=guidance,
             seed=seed,
         )
-        return _write(record, loaded, _prompts(loaded, classes, prompts, count), sampling, batch, chat, **how)
+        texts = _asked(loaded.name, "prompt", classes, prompts, count)
+        return _write(record, loaded, texts, sampling, batch, chat, **how)
     _refuse("a model that draws", model, **writing)
     record.take(_needed(output), steps, STEPS, solver=solver or "ddim", guidance=guidance)
-    ask = _classes if family.asks_for == "class" else _drawn_captions
+    wanted = _to_draw(loaded, classes, prompts, count)
     plan = chosen if quality is None else every_step(loaded, record.steps)
     executor = _executor(loaded, plan, None if memory is None else memory * 2**20, offload, **how)
     by = Sampling(steps=record.steps, solver=solver or "ddim", guidance=guidance, quality=quality)
-    return _draw(record, loaded, ask(loaded, classes, prompts, count), by, batch, seed, vae, executor)
+    return _draw(record, loaded, wanted, by, batch, seed, vae, executor)
 
 
 def _block_length(length: int, schedule: "Schedule | None", parallel: float | None) -> int:
@@ -370,49 +377,33 @@ def _needed(output: Path | None) -> Path:
     return output
 
 
-def _repeated(wanted: Sequence[Any], count: int) -> list[Any]:
-    return [one for one in wanted for _ in range(count)]
+def _asked(name: str, asks_for: str, classes: list[str] | None, prompts: list[str] | None, count: int) -> list[str]:
+    """What to make, `count` of each. A model that is asked in the wrong way says how it wants to be asked."""
+    from tenuto.errors import UsageError
+
+    wanted, others = (classes, prompts) if asks_for == "class" else (prompts, classes)
+    if others:
+        raise UsageError(f"{name} {ASKED_WRONGLY[asks_for]}.")
+    if not wanted and asks_for in NOT_ASKED:
+        raise UsageError(f"{name} {NOT_ASKED[asks_for]}.")
+    return [one for one in wanted or [] for _ in range(count)]
 
 
-def _classes(model: "Model", classes: list[str] | None, prompts: list[str] | None, count: int) -> list[Any]:
+def _to_draw(model: "Model", classes: list[str] | None, prompts: list[str] | None, count: int) -> list[Any]:
+    """Classes or captions, as the model asks; by default one of each class."""
     from tenuto.errors import UsageError
     from tenuto.sampling.pictures import class_index
 
-    if prompts:
-        raise UsageError(f"{model.name} draws classes, not captions: use --class.")
-    named = [class_index(model, name) for name in classes or []]
-    return _repeated(named or range(min(model.config.classes, 10)), count)
-
-
-def _drawn_captions(model: "Model", classes: list[str] | None, prompts: list[str] | None, count: int) -> list[Any]:
-    from tenuto.errors import UsageError
-
+    if model.architecture.asks_for == "class":
+        every = [str(one) for one in range(min(model.config.classes, 10))]
+        wanted = _asked(model.name, "class", classes or (None if prompts else every), prompts, count)
+        return [class_index(model, one) for one in wanted]
     if model.path is None or not (model.path / "text_encoder").is_dir():
         raise UsageError(
             f"{model.name} is a UNet alone: it can be scored and scheduled, but to draw it needs its whole diffusers "
             "pipeline's directory."
         )
-    return _captions(model.name, classes, prompts, count)
-
-
-def _captions(name: str, classes: list[str] | None, prompts: list[str] | None, count: int) -> list[str]:
-    from tenuto.errors import UsageError
-
-    if classes:
-        raise UsageError(f"{name} draws captions, not classes: use --prompt instead of --class.")
-    if not prompts:
-        raise UsageError(f'{name} draws captions: say which, for instance --prompt "a photo of a red car".')
-    return _repeated(prompts, count)
-
-
-def _prompts(model: "Model", classes: list[str] | None, prompts: list[str] | None, count: int) -> list[str]:
-    from tenuto.errors import UsageError
-
-    if classes:
-        raise UsageError(f"{model.name} writes text and knows no classes: leave --class out.")
-    if not prompts:
-        raise UsageError(f"{model.name} writes text: give it a beginning with --prompt.")
-    return _repeated(prompts, count)
+    return _asked(model.name, "caption", classes, prompts, count)
 
 
 @contextmanager
@@ -423,73 +414,18 @@ def claimed(folder: Path) -> Iterator[None]:
     name seeds that the pictures of the other were not drawn from.
     """
     from tenuto.errors import TenutoError
+    from tenuto.files import locked
 
     lock, made = folder / LOCK, not folder.exists()
-    mine = json.dumps({"process": os.getpid(), "host": socket.gethostname()})
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        while not _created(lock, mine):
-            _take_over(lock, folder)
-    except OSError as error:
-        raise TenutoError(f"Cannot write {lock}: {error.strerror or error}.") from error
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            lock.unlink()
-            if made:
-                folder.rmdir()  # fails, as it should, where something was made
-
-
-def _created(lock: Path, text: str) -> bool:
-    """Whether there was no lock yet, so that this one is ours."""
-    try:
-        with lock.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _take_over(lock: Path, folder: Path) -> None:
-    """Remove the lock of a process that is dead; refuse if the process may be alive."""
-    from tenuto.errors import TenutoError
-
-    try:
-        text = lock.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return  # its owner has just finished
-    if not _is_stale(text):
-        raise TenutoError(
-            f"Another `tenuto generate` writes into {folder}. Wait for it, or name another directory. If no such "
-            f"process exists, remove {lock}."
-        )
-    aside = lock.with_name(f"{lock.name}.stale-{os.getpid()}")
-    with suppress(FileNotFoundError):  # another process may have removed it first
-        lock.rename(aside)
-        moved = aside.read_text(encoding="utf-8", errors="replace")
-        aside.unlink()
-        if moved != text:  # that process has made a lock of its own by now: give it back
-            _created(lock, moved)
-
-
-def _is_stale(text: str) -> bool:
-    """Whether the process that wrote a lock is known to be dead: it ran on this host, and no longer does."""
-    from tenuto.files import parse_json
-
-    try:
-        owner = parse_json(text)
-        process, host = int(owner["process"]), owner["host"]
-    except (ValueError, KeyError, TypeError):
-        return False
-    if host != socket.gethostname() or os.name == "nt":  # where nobody can be asked without harm
-        return False
-    if process == os.getpid():
-        return True  # of an earlier process that had our number
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False  # it lives, and belongs to somebody else
-    return False
+    with locked(lock, wait=False) as mine:
+        if not mine:
+            raise TenutoError(
+                f"Another `tenuto generate` writes into {folder}. Wait for it, or name another directory."
+            )
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                lock.unlink()
+                if made:
+                    folder.rmdir()  # fails, as it should, where something was made

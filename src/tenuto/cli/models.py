@@ -12,10 +12,10 @@ def models(as_json: AsJson = False) -> None:
     from rich.table import Table
 
     from tenuto.cli.console import out, print_json
-    from tenuto.models import ARCHITECTURES, SHIPPED
+    from tenuto.models import ARCHITECTURES, SHIPPED, place_of
 
     architectures = [_architecture(name) for name in ARCHITECTURES]
-    here = [_shipped(name) for name in SHIPPED if _is_here(name)]
+    here = [_shipped(name) for name in SHIPPED if place_of(name)]
     if as_json:
         print_json({"architectures": architectures, "shipped": here})
         return
@@ -69,16 +69,6 @@ def _architecture(name: str) -> dict[str, Any]:
         "asks_for": family.asks_for,
         "tested_with": family.tested_with,
     }
-
-
-def _is_here(name: str) -> bool:
-    from tenuto.errors import CheckpointError
-    from tenuto.models import shipped
-
-    try:
-        return shipped(name).is_dir()
-    except CheckpointError:
-        return False
 
 
 def _shipped(name: str) -> dict[str, Any]:

@@ -175,17 +175,21 @@ def is_pipeline(place: Path) -> bool:
     return (place / "model_index.json").exists() and (place / "unet").is_dir()
 
 
-def shipped(name: str) -> Path:
-    """Where a shipped model or classifier lies.
+def place_of(name: str) -> Path | None:
+    """Where a shipped model or classifier lies; None if it is not here.
 
     The demo's models are part of the package. The others are too large for the package and lie in the project's
     folder `weights`.
     """
     named = os.environ.get("TENUTO_WEIGHTS")
     folders = [PACKAGE / "weights", *([Path(named)] if named else []), PACKAGE.parents[1] / "weights"]
-    for folder in folders:
-        if (folder / name).is_dir():
-            return folder / name
+    return next((folder / name for folder in folders if (folder / name).is_dir()), None)
+
+
+def shipped(name: str) -> Path:
+    """Where a shipped model or classifier lies."""
+    if (place := place_of(name)) is not None:
+        return place
     raise CheckpointError(
         f"{name} is not part of the installed package: it lies in the folder weights of the project. Say where that "
         "is by the variable TENUTO_WEIGHTS."

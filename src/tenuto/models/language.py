@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from tenuto.models.architecture import ConfigError
-from tenuto.models.cached_step import Packed, cached_step, suits
+from tenuto.models.cached_step import cached_step
+from tenuto.models.kernel_step import Packed, suits
 from tenuto.models.language_block import Memory, rotary_angles
 from tenuto.runtime.compilation import compiling, plainly
 from tenuto.runtime.positions import places_of, take

@@ -23,6 +23,7 @@ SCALE = 2.7  # the squared error of the result, over the sum of squared changes;
 FIRST = 1 / 24  # of the way: the distance to the second refresh
 FARTHEST = 1 / 9
 GROWTH = 2.0  # the most by which a distance grows from one refresh to the next
+HALF = 0.5  # of its share is left to each distance, however much was spent before: what is done cannot be undone
 ORDER = 5  # the squared error of a prediction is taken to grow with this power of the distance
 
 
@@ -91,7 +92,7 @@ class Pace:
         """The step that is evaluated next."""
         before = self._progress[step] - self._progress[self._refreshes[-1]] if self._refreshes else FIRST / GROWTH
         left, found = 1 - self._progress[step], step + 1
-        rest = max(self._allowed - self._spent, 0.2 * self._allowed)
+        rest = max(self._allowed - self._spent, HALF * self._allowed * left)
         for place in range(step + 2, last + 1):
             distance = self._progress[place] - self._progress[step]
             if distance > min(FARTHEST, GROWTH * before):

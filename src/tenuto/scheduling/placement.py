@@ -1,9 +1,12 @@
 """Where to evaluate: which steps are computed, for a given number of evaluations.
 
-The noise falls unevenly along the steps of most schedulers, and the network's estimate changes with the noise. So the
-evaluations are spread evenly over a mixture of the step's number and its noise level (the logarithm of the
-signal-to-noise ratio). The last step is computed as well, because it decides over the finest detail, unless there are
-few evaluations for many steps: then the last evaluation is worth more a little earlier.
+The noise falls unevenly along the steps of most schedulers, and the network's estimate changes with the noise: most
+where picture and noise are about equally strong. So the evaluations are spread evenly over a mixture of three measures
+of progress: the step's number, its noise level (the logarithm of the signal-to-noise ratio), and the angle between
+signal and noise. `python -m benchmarks.search --placements` is where the mixture was found.
+
+The last step is computed as well, because it decides over the finest detail, unless there are few evaluations for many
+steps: then the last evaluation is worth more a little earlier.
 """
 
 from collections.abc import Sequence
@@ -11,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-FEW, MANY = 9, 16  # evaluations: fewer than the first are few, and from the second on they are many
-MIXED, MIXED_IF_FEW = 0.5, 0.25  # share of the noise level in the mixture, with so many or more evaluations, and fewer
+FEW = 9  # evaluations; fewer than these are few
+NUMBER, LEVEL, ANGLE = 0.5, 0.3, 0.2  # shares in the mixture
 
 
 def placed(steps: int, evaluations: int, log_snr: Sequence[float] | None = None) -> NDArray[np.bool_]:
@@ -22,7 +25,7 @@ def placed(steps: int, evaluations: int, log_snr: Sequence[float] | None = None)
     """
     if evaluations >= steps:
         return np.ones(steps, dtype=bool)
-    progress = progress_of(steps, log_snr, MIXED if evaluations >= MANY else MIXED_IF_FEW)
+    progress = progress_of(steps, log_snr)
     early = evaluations < FEW and steps >= 4 * evaluations
     aims = np.linspace(0, 1 - 0.5 / evaluations if early else 1, evaluations)
     order, last = [], -1
@@ -35,10 +38,15 @@ def placed(steps: int, evaluations: int, log_snr: Sequence[float] | None = None)
     return computed
 
 
-def progress_of(steps: int, log_snr: Sequence[float] | None, mixed: float = MIXED) -> NDArray[np.float64]:
+def progress_of(steps: int, log_snr: Sequence[float] | None) -> NDArray[np.float64]:
     """How far along each step is, from 0 to 1."""
     number = np.arange(steps) / max(1, steps - 1)
     if log_snr is None or not log_snr[-1] > log_snr[0]:
         return number
     level = np.maximum.accumulate(np.asarray(log_snr, dtype=np.float64))
-    return (1 - mixed) * number + mixed * (level - level[0]) / (level[-1] - level[0])
+    angle = -np.arctan(np.exp(-level))  # tan = noise / signal
+    return NUMBER * number + LEVEL * _normed(level) + ANGLE * _normed(angle)
+
+
+def _normed(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return (values - values[0]) / (values[-1] - values[0])

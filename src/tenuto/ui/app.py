@@ -20,8 +20,8 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio reads it when it is i
 import gradio as gr
 
 from tenuto import deciding
-from tenuto.errors import CheckpointError, TenutoError, UsageError
-from tenuto.models import SHIPPED, Model, Stored, load, open_model, shipped
+from tenuto.errors import TenutoError, UsageError
+from tenuto.models import SHIPPED, Model, Stored, load, open_model, place_of
 from tenuto.scheduling.schedule import Schedule
 from tenuto.scoring.scores import Scores
 from tenuto.showing.escaping import in_html, one_line
@@ -152,7 +152,7 @@ class Controls:
     """The components on the left; `decision` lists those that determine the schedule."""
 
     def __init__(self, machine: Machine, model: str) -> None:
-        here = [name for name in SHIPPED if _is_here(name)]
+        here = [name for name in SHIPPED if place_of(name)]
         asks_for = machine.asks_for(model)
         text = asks_for == "prompt"
         self.model = gr.Dropdown(
@@ -329,13 +329,6 @@ def _sheet(caption: str) -> Any:
 
 def _text(label: str) -> Any:
     return gr.HighlightedText(label=label, color_map={DIFFERS: "#d08a2e"}, show_inline_category=False)
-
-
-def _is_here(name: str) -> bool:
-    try:
-        return shipped(name).is_dir()
-    except CheckpointError:
-        return False
 
 
 def _classes(stored: Stored) -> list[str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tenuto import deciding
 from tenuto.models import Model
 from tenuto.models.solvers import Solver
 from tenuto.runtime.executor import Executor
@@ -81,15 +82,15 @@ class Points:
             yield from self._dynamic()
 
     def _ours(self, budget: float) -> Iterator[DrawingPoint]:
-        scores, steps = self.scores, self.steps
-        yield self._scheduled("tenuto", "ours", refresh(scores, steps, budget=budget), budget)
+        model, steps = self.model, self.steps
+        yield self._scheduled("tenuto", "ours", deciding.schedule(model, steps, budget=budget), budget)
         for keep in HOLDS:
-            each = refresh(scores, steps, budget=budget, keep=keep, predict="quadratic")
+            each = deciding.schedule(model, steps, budget=budget, keep=keep, predict="quadratic")
             yield self._scheduled(f"every {keep} held", "option", each, budget)
-        yield self._scheduled("plain refresh, linear", "option", plain_refresh(scores, steps, budget), budget)
+        yield self._scheduled("plain refresh, linear", "option", plain_refresh(self.scores, steps, budget), budget)
         half = steps // 2
         if 2 * budget < 1 and half >= 10:
-            composed = refresh(scores, half, budget=2 * budget)
+            composed = deciding.schedule(model, half, budget=2 * budget)
             yield self._scheduled("tenuto on half the steps", "option", composed, budget)
 
     def _rivals(self, budget: float) -> Iterator[DrawingPoint]:

@@ -17,15 +17,14 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from tenuto.errors import TenutoError, UsageError
-from tenuto.files import parse_json, read_json, replacing, write_json
+from tenuto.files import locked, parse_json, read_json, replacing, write_json
 
 SETTINGS = "settings"  # the field of the record that describes the job
 HEADER = b"tenuto part "  # begins the first line of a part; the content follows that line
@@ -203,7 +202,7 @@ class Job:
 
         collect  writes the results first and the record last. Damaged parts are removed, and DamagedPart is raised.
         """
-        with _lock(self.directory / "collecting.lock", wait=True):
+        with locked(self.directory / "collecting.lock", wait=True):
             if not self.finished:
                 if self.missing():
                     return False
@@ -229,7 +228,7 @@ class Job:
         if self.finished or not stored.problem():
             return False
         path = stored.path
-        with _lock(path.with_name(f"{path.name}.lock"), wait=False) as held:
+        with locked(path.with_name(f"{path.name}.lock"), wait=False) as held:
             # Parts are removed only after the job is finished, so `finished` is checked last.
             if not held or not (problem := stored.problem()) or self.finished:
                 return False
@@ -255,7 +254,7 @@ class Job:
 
     def _begun(self) -> dict[str, Any]:
         description = self.directory / "job.json"
-        with _lock(self.directory / "beginning.lock", wait=True):
+        with locked(self.directory / "beginning.lock", wait=True):
             if description.exists():
                 try:
                     told = read_json(description, "description of a job").get(SETTINGS)
@@ -287,36 +286,6 @@ class Job:
                 f"{self.record.parent} holds another job: {name} is {_short(told.get(name))} there and "
                 f"{_short(self.settings.get(name))} here{others}. Take another place, or the settings of that job."
             )
-
-
-@contextmanager
-def _lock(path: Path, wait: bool) -> Iterator[bool]:
-    """Whether this process holds the lock. The system releases the lock when the process ends, in any way."""
-    import fcntl
-
-    with _opened(path) as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            held = True
-        except BlockingIOError:
-            held = False
-        except OSError as error:
-            raise TenutoError(f"Cannot lock {path}: {error.strerror or error}.") from error
-        yield held
-
-
-def _opened(path: Path, tries: int = 100) -> TextIO:
-    """Open a file for locking. If another process removes the directory meanwhile, create the directory again."""
-    for left in reversed(range(tries)):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return path.open("a", encoding="utf-8")
-        except OSError as error:
-            # The directory vanished before the file was opened, or while mkdir checked whether it is a directory.
-            vanished = isinstance(error, FileNotFoundError | FileExistsError)
-            if not left or not vanished:
-                raise TenutoError(f"Cannot write {path}: {error.strerror or error}.") from error
-    raise AssertionError
 
 
 def _notice(sentence: str) -> None:

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from tenuto.errors import CheckpointError, TenutoError, UsageError, first_line
 from tenuto.files import check_fields, read_json
-from tenuto.models import Model, shipped
-from tenuto.sampling.decoding import picture_shape
+from tenuto.models import Model, place_of
 from tenuto_lab.judging.cifar_classifier import CifarClassifier, load_cifar_classifier
 from tenuto_lab.judging.classifier import Classifier, load_classifier
 from tenuto_lab.judging.statistics import Distance, Statistics, frechet
@@ -133,6 +132,19 @@ class PictureJudge:
         return (part.to(self.device, torch.float32).clamp(-1, 1) for part in images.split(CHUNK))
 
 
+def picture_shape(model: Model) -> tuple[int, ...]:
+    """Channels, height and width of a model's pictures: its samples, or what the VAE makes of them."""
+    shape: tuple[int, ...] = tuple(model.config.sample_shape)
+    if model.path is None or not (model.path / "vae").is_dir():
+        return shape
+    config = read_json(model.path / "vae" / "config.json", "VAE's config")
+    kinds = {"block_out_channels": list, "out_channels": int}
+    if wrong := [name for name, kind in kinds.items() if not isinstance(config.get(name), kind)]:
+        raise CheckpointError(f"The config of {model.path / 'vae'} has no {wrong[0]}.")
+    scale = 2 ** (len(config["block_out_channels"]) - 1)
+    return config["out_channels"], scale * shape[1], scale * shape[2]
+
+
 def picture_judge(model: Model, device: str | torch.device) -> PictureJudge | None:
     """The shipped judge of a model's pictures; None if there is no judge for this kind of picture."""
     draws = hasattr(model.config, "sample_shape")  # a language model has none
@@ -149,7 +161,7 @@ def judge_of(shape: tuple[int, ...], device: str | torch.device) -> PictureJudge
     if shape not in CLASSIFIERS:
         return None
     name, load = CLASSIFIERS[shape]
-    directory = _shipped(name)
+    directory = place_of(name)
     if directory is None:
         return None
     labels = read_json(directory / "config.json", "classifier's config")["labels"]
@@ -228,7 +240,7 @@ def load_text_judge(directory: Path, device: str | torch.device = "cpu") -> Text
 
 def text_judge(device: str | torch.device) -> TextJudge | None:
     """The shipped judge of text; None if it is not there."""
-    directory = _shipped("causal-judge")
+    directory = place_of("causal-judge")
     return None if directory is None else load_text_judge(directory, device)
 
 
@@ -256,10 +268,3 @@ def problems(model_directory: Path) -> dict[str, list[Problem]]:
 def _directions(x: Tensor) -> Tensor:
     """[B, C, H, W] with the channels at each place scaled to length 1."""
     return x / (torch.linalg.vector_norm(x, dim=1, keepdim=True) + TINY)
-
-
-def _shipped(name: str) -> Path | None:
-    try:
-        return shipped(name)
-    except CheckpointError:
-        return None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tenuto_lab.paper import EXPERIMENTS
 from tenuto_lab.paper.experiment_report import counts, number
 
 Row = Mapping[str, Any]
@@ -146,9 +147,18 @@ def abstract_table(records: Sequence[Mapping[str, Any]], ladder: Mapping[str, An
             told, why = "not run", f"`tenuto lab experiment {claim.experiment}`"
         else:
             rows = [row for row in by_name[claim.experiment] if claim.about(row)]
-            told, why = found(rows), claim.why(rows, by_name[claim.experiment])
+            told = found(rows) + _missing(claim.experiment, rows)
+            why = claim.why(rows, by_name[claim.experiment])
         lines.append(f"| {claim.says} | {claim.paper} | {told} | {why} |")
     return lines
+
+
+def _missing(experiment: str, rows: Sequence[Row]) -> str:
+    """The reference models of which these rows say nothing."""
+    here = {row["model"] for row in rows}
+    models = EXPERIMENTS[experiment].models if experiment in EXPERIMENTS else ()
+    left = [model for model in models if model not in here]
+    return f". Not measured: {', '.join(left)}" if left and len(left) < len(models) else ""
 
 
 def found(rows: Sequence[Row]) -> str:

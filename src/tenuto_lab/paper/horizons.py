@@ -3,12 +3,24 @@
 import math
 from functools import partial
 
+import numpy as np
+
 from tenuto_lab.paper.conditions import Lab, OutOfTime
 from tenuto_lab.paper.experiment_results import ClaimRow, ExperimentResult, Figure, Panel
 from tenuto_lab.paper.operating import SMALL
 from tenuto_lab.paper.static_rankings import OURS, ranked
 from tenuto_lab.paper.trials import Bench, Trial
-from tenuto_lab.paper.ways import BUDGETS, FULL, comparison, in_full, ours, quality_rows, tried
+from tenuto_lab.paper.ways import (
+    BUDGETS,
+    FULL,
+    comparison,
+    drawn_title,
+    drawn_value,
+    in_full,
+    ours,
+    quality_rows,
+    tried,
+)
 
 HORIZONS = (100, 50, 30, 20, 10)
 ORDERS = {"spectral": OURS, "depth": "depth", "random": "random"}
@@ -36,7 +48,7 @@ def horizons(lab: Lab) -> ExperimentResult:
     rows: list[ClaimRow] = []
     panels: list[Panel] = []
     for bench in lab.benches():
-        budget = BUDGETS.get(bench.family, 0.35)
+        budget, up = BUDGETS.get(bench.family, 0.35), ""
         lines: dict[str, list[tuple[float, float]]] = {order: [] for order in (*ORDERS, "Tenuto's default")}
         for steps in (lab.steps,) if lab.steps else HORIZONS:
             count = steps_of(steps, bench.writes)
@@ -51,9 +63,10 @@ def horizons(lab: Lab) -> ExperimentResult:
             for place, (order, trials) in enumerate(found.items()):
                 said = {} if claimed is None else {"task" if bench.writes else "fid": claimed[place] / unit}
                 rows += quality_rows(bench, f"{title}: {order}", trials[0], full, said, claims=False)[:1]
-                lines[order].append((steps, trials[0].mean(bench.quality)[0]))
+                lines[order].append((steps, float(np.mean([drawn_value(bench, one) for one in trials]))))
             rows += quality_rows(bench, f"{title}: Tenuto's default", default, full, {}, claims=False)[:1]
-            lines["Tenuto's default"].append((steps, default.mean(bench.quality)[0]))
+            lines["Tenuto's default"].append((steps, drawn_value(bench, default)))
+            up = drawn_title(bench, default)
             for place, other in enumerate(list(ORDERS)[1:], 1):
                 gain = None if claimed is None else abs(claimed[place] - claimed[0]) / unit
                 pair = found["spectral"][0], found[other]
@@ -61,7 +74,7 @@ def horizons(lab: Lab) -> ExperimentResult:
         if not lines["spectral"]:
             raise OutOfTime("no horizon of it is complete")
         title = f"{bench.model.name}, by {bench.granularity}"
-        panels.append(Panel(title, lines, across="steps of the full run", up=bench.quality_title))
+        panels.append(Panel(title, lines, across="steps of the full run", up=up))
     return ExperimentResult(
         rows,
         "The paper tried LLaDA and DiT only; U-ViT and SDXL are tried here as well.",

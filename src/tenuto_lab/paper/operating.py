@@ -11,6 +11,8 @@ from tenuto_lab.paper.trials import Bench, Trial
 from tenuto_lab.paper.ways import (
     BUDGETS,
     FULL,
+    drawn_title,
+    drawn_value,
     in_full,
     named,
     ours,
@@ -98,15 +100,15 @@ def pareto(lab: Lab) -> ExperimentResult:
             rows.append(_speed_row(bench, f"τ = {tau:g}", speedup, trial))
             claimed = {} if lost is None else {"task" if bench.writes else "fid": lost}
             rows += quality_rows(bench, f"τ = {tau:g}", trial, full, claimed)
-            points.append((trial.work, _shown(bench, trial)))
+            points.append((trial.work, drawn_value(bench, trial)))
             default = tried(lab, bench, f"tenuto at {trial.work:.2f}", ours(bench, trial.work))
-            rivals.append((default.work, _shown(bench, default)))
+            rivals.append((default.work, drawn_value(bench, default)))
         panels.append(
             Panel(
                 f"{bench.model.name}, by {bench.granularity}",
                 {"lifetimes by the score (the paper)": sorted(points), "Tenuto's default": sorted(rivals)},
                 across="share of unit-steps computed",
-                up=bench.quality_title,
+                up=drawn_title(bench, full),
             )
         )
     return ExperimentResult(
@@ -165,10 +167,6 @@ def _from(rows: Sequence[ClaimRow], beginning: str) -> list[ClaimRow]:
 
 def _at(rows: Sequence[ClaimRow], tau: float) -> list[ClaimRow]:
     return _from(rows, f"τ = {tau:g}:")
-
-
-def _shown(bench: Bench, trial: Trial) -> float:
-    return trial.mean(bench.quality)[0]
 
 
 SMALL = (

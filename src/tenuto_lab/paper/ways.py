@@ -9,9 +9,9 @@ from typing import Literal
 
 import numpy as np
 
+from tenuto import deciding
 from tenuto.sampling.pictures import Solver
 from tenuto.scheduling.lifetimes import lifetimes
-from tenuto.scheduling.refresh import refresh
 from tenuto.scheduling.rewrite import rewrite
 from tenuto.scheduling.schedule import Schedule
 from tenuto.scoring.units import block_of
@@ -43,7 +43,7 @@ def ours(bench: Bench, budget: float) -> Way:
     """Tenuto's default."""
     if bench.writes:
         return scheduled(bench.model, lambda steps, blocks: rewrite(bench.scores, steps, budget=budget, blocks=blocks))
-    return scheduled(bench.model, lambda steps, blocks: refresh(bench.scores, steps, budget=budget))
+    return scheduled(bench.model, lambda steps, blocks: deciding.schedule(bench.model, steps, budget=budget))
 
 
 def in_full(bench: Bench) -> Way:
@@ -117,6 +117,17 @@ def told(trial: Trial) -> str:
     """The mean of each value and figure, in one line."""
     parts = [f"{name} {trial.mean(name)[0]:.3g}" for name in trial.values]
     return ", ".join([*parts, *(f"{name} {value:.3g}" for name, (value, _, _) in trial.figures.items())])
+
+
+def drawn_value(bench: Bench, trial: Trial) -> float:
+    """What figures show: the FID as a multiple of full inference's. Without one, and of text, the nearness."""
+    if "fid" in trial.figures:
+        return trial.figures["fid"][0] / trial.figures["full_fid"][0]
+    return trial.mean(bench.quality)[0]
+
+
+def drawn_title(bench: Bench, trial: Trial) -> str:
+    return "FID, of full inference's" if "fid" in trial.figures else bench.quality_title
 
 
 # Rows

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from tenuto.errors import UsageError
 from tenuto.runtime.executor import Executor
+from tenuto.runtime.private_torch import tree_map_only
 from tenuto.runtime.residual import Residual, plain
 
 Network = Callable[..., Any]

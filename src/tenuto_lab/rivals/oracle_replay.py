@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto.runtime.compilation import computed
+from tenuto.runtime.private_torch import tree_map_only
 from tenuto.runtime.residual import Branch
 from tenuto.scheduling.schedule import Schedule
 from tenuto_lab.probing.trajectory import Network, RecordedEvaluation, Trajectory

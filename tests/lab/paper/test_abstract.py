@@ -36,7 +36,7 @@ def test_every_claim_has_a_line_and_an_experiment() -> None:
     lines = abstract_table([{"name": "rankings", "rows": [row("tiny-dit", "yes")]}], None)
     assert len(lines) == 2 + len(CLAIMS)
     ranked = next(line for line in lines if "At matched budgets" in line)
-    assert "**holds**. tiny-dit: yes" in ranked
+    assert "**holds**. tiny-dit: yes. Not measured: tiny-llada, tiny-uvit, tiny-sdxl" in ranked
     assert sum("| not run |" in line for line in lines) == len(CLAIMS) - 1
 
 
