@@ -216,7 +216,7 @@ def save_weights(
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     """The weights in 16 bits: one file if it is small, else shards and their index."""
-    save_shards(out, {key: value.detach().to(dtype) for key, value in state.items()}, pattern)
+    save_shards(out, {key: value.detach().to(dtype) for key, value in state.items()}, pattern, SHARD_BYTES)
 
 
 def save_shards(out: Path, state: dict[str, Tensor], pattern: str, most: int = SHARD_BYTES) -> None:

@@ -128,7 +128,8 @@ def summarise(pipeline: str, asked_for: str, denoisers: Sequence["Denoiser"], lo
     if (paced or (loop is not None and loop.in_full)) and all(one.computed for one in evaluations):
         held = None
     streams = [] if loop is None else list(loop.streams.values())
-    estimates = [stream.estimated for stream in streams]
+    estimates = [one for one in (stream.estimated for stream in streams) if one is not None]
+    estimated = None if held is None else min(estimates, default=None)
     done = [one.computes(len(named[one.denoiser].units)) for one in evaluations]
     costs = {name: np.array([unit.flops for unit in one.units] or [1.0]) for name, one in named.items()}
     computed = {name: np.zeros(len(cost), int) for name, cost in costs.items()}
@@ -160,8 +161,8 @@ def summarise(pipeline: str, asked_for: str, denoisers: Sequence["Denoiser"], lo
         corrected=held is not None and any(stream.corrects for stream in streams),
         uncorrected_because=next((one.uncorrected_because for one in streams if one.uncorrected_because), ""),
         in_full_because="" if loop is None else loop.in_full or _too_few_steps(loop.steps, denoisers[0].request),
-        estimated=None if held is None else min((one for one in estimates if one is not None), default=None),
-        too_few=loop is not None and loop.pace is not None and loop.pace.capped,
+        estimated=estimated,
+        too_few=loop is not None and loop.pace is not None and loop.pace.missed(estimated),
         seconds=sum(step.seconds for step in per_step),
         seconds_saved=sum(max(0.0, typical - step.seconds) for step in per_step if step.work < 1),
         graphs=sum(report.graphs for report in recorded),

@@ -108,6 +108,10 @@ def _key(scheduler: Any, first: int, steps: int) -> tuple[Any, ...]:
 
 def _asked(scheduler: Any, first: int, steps: int) -> Nature:
     name, failed = type(scheduler).__name__, ""
+    try:
+        deepcopy(scheduler)
+    except Exception as error:  # a scheduler may hold anything
+        return Nature(None, why_unknown=f"{name} cannot be copied ({first_line(error)})")
     with torch.random.fork_rng(devices=[]):
         draws = _draws(scheduler, first, steps)
         for levels in _candidates(scheduler, first, steps):

@@ -23,6 +23,7 @@ SCALE = 2.7  # the squared error of the result, over the sum of squared changes;
 FIRST = 1 / 24  # of the way: the distance to the second refresh
 FARTHEST = 1 / 9
 GROWTH = 2.0  # the most by which a distance grows from one refresh to the next
+WITHIN = 3.0  # dB: what is nearer than that to the quality asked counts as reached
 HALF = 0.5  # of its share is left to each distance, however much was spent before: what is done cannot be undone
 ORDER = 5  # the squared error of a prediction is taken to grow with this power of the distance
 
@@ -38,8 +39,11 @@ def decibels(strayed: float) -> float:
 
 
 def seen_later(signal: float, noise: float) -> float:
-    """The share of a squared change of the sample that counts. While there is little signal, most of it is undone."""
-    return signal / (signal**2 + noise**2)
+    """The share of a squared change of the sample that counts. While there is little signal, most of it is undone.
+
+    It does not depend on how a scheduler scales its samples.
+    """
+    return float(signal / (signal**2 + noise**2) ** 1.5)
 
 
 class Pace:
@@ -61,6 +65,10 @@ class Pace:
         self._refreshes: list[int] = []
         self._error = 0.0  # of the last predictions, squared, in variances
         self._spent = 0.0
+
+    def missed(self, estimated: float | None) -> bool:
+        """Whether more evaluations were needed: there was a limit, or the first predictions strayed too far."""
+        return self.capped or (estimated is not None and estimated < self.quality - WITHIN)
 
     def decide(
         self,

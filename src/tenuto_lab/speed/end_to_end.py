@@ -81,12 +81,10 @@ class _Vectors:
         )
         self._like = next(model.network.parameters())
 
-    def tokenize(self, texts: list[str]) -> Tensor:
-        return torch.zeros(len(texts), 77, dtype=torch.long)
-
-    def __call__(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        made = self._like.new_zeros
-        return made(*tokens.shape, self._width), made(len(tokens), self._pooled)
+    def conditions(self, captions: list[str], shape: Any, dtype: torch.dtype) -> tuple[Any, ...]:
+        made, texts = self._like.new_zeros, len(captions)
+        named = {"text_embeds": made(texts, self._pooled, dtype=dtype), "time_ids": made(texts, 6, dtype=dtype)}
+        return made(texts, 77, self._width, dtype=dtype), named
 
 
 def _vae(model: Model) -> Any:
