@@ -18,17 +18,9 @@ ROOT = Path(__file__).parents[1]
 PLACE = ROOT / "build" / "floors"
 RECORD = ROOT / "results" / "floors" / "floors.json"
 EXTRAS = ("pipelines", "plots", "lab")  # beside the product's own dependencies
-ALSO = ("accelerate", "torch-fidelity")  # of the other extras: the tests try offloading and the real Inception
+ALSO = ("accelerate",)  # of the other extras: offloading, which the core tests try, needs it
 TOOLS = ("pytest", "hypothesis")  # what the tests need; of any version
-CORE = (
-    "tests/scoring",
-    "tests/scheduling",
-    "tests/runtime",
-    "tests/sampling",
-    "tests/pipelines",
-    "tests/models",
-    "tests/lab/full_size/test_fidelity.py",
-)
+CORE = ("tests/scoring", "tests/scheduling", "tests/runtime", "tests/sampling", "tests/pipelines", "tests/models")
 BOUND = re.compile(r"([A-Za-z0-9_.-]+)>=([0-9.]+)")
 PROVENANCE = (
     "import json, sys; from tenuto.provenance import provenance; print(json.dumps(provenance(command=sys.argv[1])))"
