@@ -256,7 +256,7 @@ def load_vae(path: Path, device: torch.device) -> Any:
     if not path.is_dir():  # otherwise diffusers would look on the hub
         raise CheckpointError(f"{path} holds no VAE: there is no such directory.")
     try:
-        return AutoencoderKL.from_pretrained(str(path)).to(device)
+        return AutoencoderKL.from_pretrained(str(path), low_cpu_mem_usage=False).to(device)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} holds no VAE that diffusers can load: {error}") from error
 
