@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tenuto.deciding import FEW_STEPS
 from tenuto.pipelines.denoiser import Denoiser
 from tenuto.pipelines.evaluations import Evaluation, moment
 from tenuto.pipelines.request import Request
@@ -308,9 +309,10 @@ class Loop:
     def take_noise(self, scheduler: Any) -> None:
         """A scheduler adds noise. Hold something only if a number of evaluations was asked for, and say what it costs.
 
-        The clean estimate changes less than the output, and the sample brings the new noise along.
+        The clean estimate changes less than the output, and the sample brings the new noise along. In few steps (LCM,
+        TCD) it changes too much.
         """
-        if not self._counted or self._nature_of(scheduler).levels is None:
+        if not self._counted or self.steps <= FEW_STEPS or self._nature_of(scheduler).levels is None:
             return self.refuse_noise(scheduler)
         self._warn(
             f"{type(scheduler).__name__} adds random noise at every step. The clean picture is predicted all the same, "
