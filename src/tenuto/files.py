@@ -71,7 +71,7 @@ def _temporary(path: Path, folder: Path | None, tries: int = 100) -> Path:
         except OSError as error:
             # Another process may have made the folder to check that it can write here, and removed it again.
             vanished = isinstance(error, FileNotFoundError) or (
-                isinstance(error, FileExistsError) and folder is not None and not folder.exists()
+                isinstance(error, FileExistsError) and folder is not None and (folder.is_dir() or not folder.exists())
             )
             if not left or not vanished:
                 raise TenutoError(f"Cannot write {path}: {error.strerror or error}.") from error
