@@ -19,7 +19,7 @@ from tenuto.provenance import provenance
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "results" / "gpu_tests" / "run.json"
-WATCHED = ("src/tenuto/runtime",)  # what behaves otherwise on a GPU than on a CPU
+WATCHED = ("src/tenuto/runtime", "src/tenuto_lab/units")  # what behaves otherwise on a GPU than on a CPU
 
 
 def digests() -> dict[str, str]:

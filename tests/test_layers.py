@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 # From the ground up. A module may import from its own room and from those below, never from one beside or above it.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("tenuto.errors", "tenuto.__init__"),
-    ("tenuto.files", "tenuto.quality"),
+    ("tenuto.files", "tenuto.quality", "tenuto.laboratory"),
     ("tenuto.journal", "tenuto.provenance"),
     ("tenuto.scoring",),
     ("tenuto.scheduling",),
@@ -19,12 +19,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tenuto.deciding",),
     ("tenuto.sampling",),
     ("tenuto.pipelines",),
-    ("tenuto.text", "tenuto.checking", "tenuto.showing"),
+    ("tenuto.text", "tenuto.showing"),
     ("tenuto.hub", "tenuto.comparing"),
     ("tenuto.ui",),
     ("tenuto.cli",),
     ("tenuto.__main__",),
-    ("tenuto_lab.judging", "tenuto_lab.candidates", "tenuto_lab.result_files", "tenuto_lab.__init__"),
+    ("tenuto_lab.units", "tenuto_lab.seam", "tenuto_lab.__init__"),
+    ("tenuto_lab.networks",),
+    ("tenuto_lab.judging", "tenuto_lab.candidates", "tenuto_lab.checking", "tenuto_lab.result_files"),
     ("tenuto_lab.probing",),
     ("tenuto_lab.rivals",),
     ("tenuto_lab.frontier", "tenuto_lab.speed"),
@@ -94,16 +96,6 @@ def test_the_product_never_imports_the_laboratory() -> None:
     for module, path in MODULES.items():
         if module.startswith("tenuto."):
             assert "tenuto_lab" not in "".join(imports_of(path, MODULES)), module
-
-
-def test_the_default_path_is_below_the_units() -> None:
-    """Whoever keeps outputs needs nothing of runtime/units but the executor that knows both."""
-    for module in (
-        "tenuto.runtime.outputs",
-        "tenuto.runtime.prediction",
-        "tenuto.runtime.keys",
-    ):
-        assert not any("runtime.units" in one for one in imports_of(MODULES[module], MODULES)), module
 
 
 def test_no_two_files_share_a_name() -> None:

@@ -15,9 +15,9 @@ import tenuto
 from tenuto.errors import UsageError
 from tenuto.files import read_json, replacing, write_json, write_text
 from tenuto.models import open_model
-from tenuto.models.text_encoder import load_text_encoder
 from tenuto.provenance import provenance
 from tenuto_lab.judging.cifar_classifier import load_cifar_classifier
+from tenuto_lab.networks.text_encoder import load_text_encoder
 from training.captions import COLOURS, EMPTY, NOUNS, captions, colours
 from training.card import agreement_section, table, training_section
 from training.cifar10 import DEFAULT_PATH, LABELS, SIZE, load, scaled

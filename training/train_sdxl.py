@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from tenuto.errors import UsageError
 from tenuto.files import read_json, write_json
-from tenuto.models.diffusers.attachment import build
-from tenuto.models.text_encoder import TextConfig, TextEncoder
-from tenuto.models.unet import NOISE as LATENT_NOISE
-from tenuto.models.unet import UNetConfig
+from tenuto_lab.networks.text_encoder import TextConfig, TextEncoder
+from tenuto_lab.networks.unet import NOISE as LATENT_NOISE
+from tenuto_lab.networks.unet import UNetConfig
+from tenuto_lab.seam.attachment import build
 from training.captions import COLOURS, EMPTY, NOUNS, captions, colours, vocabulary
 from training.cifar10 import DEFAULT_PATH, PACKAGE, SIZE, Cifar10, load, scaled
 from training.ddim import Draw, chance, noise_loss, noised_batches

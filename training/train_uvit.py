@@ -9,7 +9,7 @@ import typer
 from torch import Tensor
 
 from tenuto.files import write_json
-from tenuto.models.uvit import ARCHITECTURE, UViT, UViTConfig
+from tenuto_lab.networks.uvit import ARCHITECTURE, UViT, UViTConfig
 from training.cifar10 import DEFAULT_PATH, LABELS, PACKAGE, SIZE, Cifar10, load, scaled
 from training.ddim import Draw, chance, noise_loss, noised_batches
 from training.loop import (

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tenuto.models.unet import SDXL_BASE
+from tenuto_lab.networks.unet import SDXL_BASE
 
 Part = tuple[str, Mapping[str, Any]]
 

@@ -20,11 +20,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tenuto.checking import of_pictures
 from tenuto.errors import UsageError
 from tenuto.pipelines.enable import accelerated, disable, enable, state_of, summary
 from tenuto.pipelines.summary import Summary
-from tenuto.quality import psnr
+from tenuto.quality import of_pictures, psnr
 from tenuto.showing.images import labelled_grid, save_image
 
 NEARER = 1.0  # dB; by less, fewer plain steps are about as good

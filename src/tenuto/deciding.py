@@ -12,7 +12,8 @@ import torch
 from tenuto import __version__
 from tenuto.errors import UsageError
 from tenuto.journal import Journal
-from tenuto.models import ARCHITECTURES, Model, Stored, architecture, open_model
+from tenuto.laboratory import offered
+from tenuto.models import Model, Stored, architecture, architectures, open_model
 from tenuto.models.architecture import Architecture
 from tenuto.scheduling.schedule import Schedule
 from tenuto.scoring.checkpoint import ModuleTensors
@@ -28,7 +29,8 @@ Policy = Literal["refresh", "rewrite", "lifetimes"]
 class PolicyKind:
     """A scheduling policy: its options besides steps and budget, and whether it reads scores.
 
-    The policy, its function and the function's module share one name. The module is imported when it is needed.
+    The policy, its function and the function's module share one name. The module is imported when it is needed. A
+    policy that reads scores is the laboratory's.
     """
 
     name: str
@@ -37,7 +39,8 @@ class PolicyKind:
 
     @property
     def make(self) -> Callable[..., Schedule]:
-        made: Callable[..., Schedule] = getattr(import_module(f"tenuto.scheduling.{self.name}"), self.name)
+        home = None if self.reads_scores else import_module(f"tenuto.scheduling.{self.name}")
+        made: Callable[..., Schedule] = offered(self.name) if home is None else getattr(home, self.name)
         return made
 
 
@@ -70,7 +73,10 @@ def score(
     if isinstance(model, str | Path):
         model = open_model(str(model))
     if not isinstance(model, Model | Stored):
-        return _score_denoiser(model, eta=eta, device=device, progress=progress, granularity=granularity)
+        scored: Scores = offered("denoiser_scores")(
+            model, eta=eta, device=device, progress=progress, granularity=granularity
+        )
+        return scored
     return score_tensors(
         model.checkpoint if isinstance(model, Stored) else ModuleTensors(model.network),
         model.units,
@@ -82,17 +88,6 @@ def score(
         journal=journal,
         granularity=granularity,
     )
-
-
-def _score_denoiser(target: Any, **options: Any) -> Scores:
-    from tenuto.models.diffusers.attachment import units_in
-    from tenuto.models.diffusers.denoisers import denoiser_of
-    from tenuto.models.diffusers.live_weights import LiveTensors
-
-    denoiser = denoiser_of(target)
-    name, units = type(denoiser).__name__, units_in(denoiser)
-    tensors = LiveTensors(denoiser, [key for unit in units for key in unit.tensors()])
-    return score_tensors(tensors, units, model=name, architecture=name, **options)
 
 
 def journal_of(path: Path, stored: Stored, eta: float) -> Journal:
@@ -109,13 +104,10 @@ def subject_of(source: Any) -> Subject:
         source = open_model(str(source))
     if isinstance(source, Model | Stored):
         return Unscored(source.name, source.architecture.name, source.units)
-    from tenuto.models.diffusers.attachment import units_in
-    from tenuto.models.diffusers.blocks import DENOISERS
     from tenuto.models.diffusers.denoisers import denoiser_of
 
-    denoiser = denoiser_of(source)
-    units = units_in(denoiser) if isinstance(denoiser, tuple(DENOISERS)) else (WHOLE,)
-    return Unscored(type(denoiser).__name__, type(denoiser).__name__, units)
+    name = type(denoiser_of(source)).__name__
+    return Unscored(name, name, offered("denoiser_units")(source) or (WHOLE,))
 
 
 def schedule(
@@ -197,9 +189,9 @@ def budget_for(speedup: float, held_time: float) -> float:
 
 def family_of(subject: Subject) -> Architecture | None:
     """The architecture of a subject, by its own name or diffusers'; None if it is not known."""
-    if subject.architecture in ARCHITECTURES:
+    if subject.architecture in architectures():
         return architecture(subject.architecture)
-    known = map(architecture, ARCHITECTURES) if subject.architecture[:1].isupper() else ()  # as diffusers' classes are
+    known = map(architecture, architectures()) if subject.architecture[:1].isupper() else ()  # as diffusers' classes
     return next((one for one in known if subject.architecture in one.class_names), None)
 
 

@@ -1,9 +1,23 @@
-"""How far pictures are from their references."""
+"""How far pictures and texts are from those of the full run, in numbers and in words."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
 ALIKE = 30  # dB; from here on, differences in small pictures are hard to see
+WORDS = (
+    (40.0, "cannot be told from those of the full run"),
+    (ALIKE, "differ from those of the full run in ways that are hard to see"),
+    (20.0, "differ visibly from those of the full run"),
+    (-math.inf, "have little to do with those of the full run"),
+)
+DIVERGES = (
+    "Once a token differs, all later tokens depend on it, so the share of equal tokens says little about quality. "
+    "Read both texts, or let `tenuto check` compare them step by step."
+)
 
 
 def psnr(images: Tensor, reference: Tensor) -> Tensor:
@@ -15,3 +29,27 @@ def psnr(images: Tensor, reference: Tensor) -> Tensor:
         raise ValueError(f"pictures of shape {tuple(images.shape)} cannot be compared with {tuple(reference.shape)}")
     error = (images.double().clamp(-1, 1) - reference.double().clamp(-1, 1)).square().flatten(1).mean(dim=1)
     return 10 * torch.log10(4 / error)  # the peak is the range, 2; its square is 4
+
+
+def of_pictures(decibels: Sequence[float]) -> str:
+    """Says in words how near pictures are to those of the full run."""
+    differing = [value for value in decibels if math.isfinite(value)]
+    same = len(decibels) - len(differing)
+    if not differing:
+        return "the pictures are identical to those of the full run"
+    words = next(words for least, words in WORDS if min(differing) >= least)
+    if len(decibels) == 1:
+        return f"the pictures {words}: {differing[0]:.1f} dB"
+    figures = f"{fmean(differing):.1f} dB on average, the worst {min(differing):.1f} dB"
+    return f"the pictures {words}: {figures}" + (f"; {same} of {len(decibels)} are identical" if same else "")
+
+
+def of_two_texts(tokens: Sequence[int], reference: Sequence[int]) -> str:
+    """Says in words how far a text follows the full run's text, and what this means."""
+    pairs = list(zip(tokens, reference, strict=True))
+    first = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
+    if first is None:
+        return "The text is identical to that of the full run."
+    equal = sum(one == other for one, other in pairs) / len(pairs)
+    begins = "the first token" if first == 0 else f"token {first + 1}"
+    return f"The texts differ from {begins} on, and {equal:.0%} of their {len(pairs)} tokens are equal. {DIVERGES}"

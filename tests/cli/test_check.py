@@ -32,7 +32,7 @@ def test_check_says_whether_a_schedule_is_safe(tenuto: Run, model: Path, tmp_pat
 def test_the_schedule_that_is_recommended_says_how_safe_it_is(
     tenuto: Run, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tenuto import checking
+    from tenuto_lab import checking
 
     def judged(loaded: Any, schedule: Any, asked: Any, **options: Any) -> checking.Check:
         likeness = 20.0 if schedule.policy["name"] == "lifetimes" else 30.5 if schedule.full_steps.sum() < 5 else best

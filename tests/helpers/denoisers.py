@@ -11,11 +11,11 @@ from diffusers import (
 )
 from torch import Tensor, nn
 
-from tenuto.models import unet
 from tenuto.runtime.executor import Executor
 from tenuto.runtime.residual import Branch, Residual, plain
 from tenuto.scheduling.schedule import Schedule
 from tenuto.scoring.units import Unit
+from tenuto_lab.networks import unet
 
 SDXL = {
     **unet.SDXL_BASE,

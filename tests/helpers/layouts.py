@@ -28,7 +28,7 @@ def latent_uvit(directory: Path) -> Path:
     """U-ViT-L's kind, in one safetensors file with its config, and its VAE beside it."""
     from safetensors.torch import save_file
 
-    from tests.models.test_uvit import TINY, random_uvit
+    from tests.lab.networks.test_uvit import TINY, random_uvit
 
     network = random_uvit(in_chans=4)
     directory.mkdir(parents=True)

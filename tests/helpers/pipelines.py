@@ -32,9 +32,9 @@ from diffusers import (
 from torch import Tensor, nn
 
 import tenuto
-from tenuto.models.diffusers.blocks import sites_of
 from tenuto.models.diffusers.denoisers import names_in
 from tenuto.runtime.private_torch import inner_module
+from tenuto_lab.seam.blocks import sites_of
 from tests.helpers.denoisers import SD_1, SDXL, make
 
 QUIET = [

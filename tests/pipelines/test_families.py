@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import tenuto
-from tenuto.models.diffusers.attachment import attach
 from tenuto.runtime.residual import Branch, plain
+from tenuto_lab.seam.attachment import attach
 from tests.helpers.pipelines import (
     FAMILIES,
     QUIET,

@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 import tenuto
-from tenuto.models.uvit import UViT, UViTConfig
 from tenuto.runtime.executor import Executor, Slower
 from tenuto.runtime.residual import plain
 from tenuto.scheduling.schedule import Schedule
 from tenuto_lab.candidates.padded import PaddedExecutor
+from tenuto_lab.networks.uvit import UViT, UViTConfig
+from tenuto_lab.units.unit_executor import UnitExecutor
 from tests.conftest import random_dit
 
 pytestmark = pytest.mark.gpu
@@ -31,7 +32,7 @@ KINDS = {
 
 
 def test_the_default_records_one_graph_and_looks_at_nothing(monkeypatch):
-    from tenuto.runtime.units import chain
+    from tenuto_lab.units import chain
 
     monkeypatch.setattr(chain, "_evaluate_fakes", lambda *_: pytest.fail("the network was looked at"))
     network = dit()
@@ -121,7 +122,7 @@ def test_compiled_branches_agree_and_are_compiled_once_for_all_blocks():
     want = run(Executor(network, schedule, mode="skip"))
     torch._dynamo.reset()
     utils.counters.clear()
-    executor = Executor(network, schedule, mode="jagged", compiled=True)
+    executor = UnitExecutor(network, schedule, mode="jagged", compiled=True)
     assert_same(run(executor), want, 1e-4)
     assert_same(run(executor), want, 1e-4)
     # Attention and MLP, each with its sum, kept and not; not one for each block or pattern.
@@ -307,16 +308,16 @@ def test_bounds_and_offload_hold_on_the_gpu():
     network = dit()
     schedule = schedule_for(dit_units(network), "lifetimes")
     want = run(Executor(network, schedule, mode="skip"))
-    offloaded = Executor(network, schedule, mode="jagged", offload=True)
+    offloaded = UnitExecutor(network, schedule, mode="jagged", offload=True)
     for _ in range(2):
         assert_same(run(offloaded), want)
     assert offloaded.report().cache_bytes == 0
-    few = Executor(network, schedule, mode="jagged", graphs=4)
+    few = UnitExecutor(network, schedule, mode="jagged", graphs=4)
     run(few)
     assert few.report().graphs <= 4 and "lifetimes became" in few.report().given_up
     branches = schedule_for(dit_units(network), "refresh, linear, branch")
-    bound = Executor(network, branches).plan(*inputs(0)).cache_bytes // 3
-    lean = Executor(network, branches, mode="jagged", memory=bound)
+    bound = UnitExecutor(network, branches).plan(*inputs(0)).cache_bytes // 3
+    lean = UnitExecutor(network, branches, mode="jagged", memory=bound)
     run(lean)
     assert 0 < lean.report().cache_bytes <= bound
 
@@ -371,7 +372,7 @@ def test_skips_end_a_run_on_the_gpu_too():
     network = network.cuda().eval().requires_grad_(False)
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=0.2)
-    from tenuto.models.uvit import units
+    from tenuto_lab.networks.uvit import units
 
     names = [unit.name for unit in units(network.config)]
     for kind in KINDS:

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 import tenuto
-from tenuto.checking import check
 from tenuto.errors import ScheduleError
 from tenuto.runtime.executor import Executor
 from tenuto.runtime.prediction import polynomial_weights
 from tenuto.scheduling.schedule import Schedule
+from tenuto_lab.checking import check
 
 UNITS = tuple(f"blocks.{i}.{kind}" for i in range(3) for kind in ("attn", "mlp"))
 

@@ -7,7 +7,6 @@ import torch
 from safetensors.torch import save_file
 
 import tenuto
-from tenuto.checking import check
 from tenuto.files import write_json
 from tenuto.models import Model
 from tenuto.models.dit import DiT, DiTConfig
@@ -15,6 +14,7 @@ from tenuto.quality import psnr
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.decoding import decoder_of
 from tenuto.sampling.pictures import vae_of
+from tenuto_lab.checking import check
 from tenuto_lab.frontier.drawing import DrawingCase, measure_pictures
 from tenuto_lab.judging.judges import picture_shape
 from tests.helpers.pipelines import tiny_vae

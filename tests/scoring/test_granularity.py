@@ -12,9 +12,9 @@ import tenuto
 from tenuto.errors import TenutoError, UsageError
 from tenuto.runtime.executor import Executor
 from tenuto.runtime.residual import plain
-from tenuto.scheduling.lifetimes import lifetimes
 from tenuto.scoring.scores import at_granularity, load_scores
 from tenuto.scoring.units import block_of
+from tenuto_lab.units.lifetimes import lifetimes
 from tests.cli.conftest import Run
 from tests.cli.conftest import tenuto as tenuto_run  # noqa: F401  a fixture
 from tests.conftest import random_dit, write_checkpoint

@@ -13,9 +13,9 @@ from PIL import Image
 
 from tenuto.errors import CheckpointError, UsageError
 from tenuto.models import load
-from tenuto.models.diffusers.attachment import units_of
-from tenuto.models.text_encoder import TextConfig, TextEncoder, load_text_encoder
 from tenuto_lab.judging.cifar_classifier import CifarClassifier, load_cifar_classifier
+from tenuto_lab.networks.text_encoder import TextConfig, TextEncoder, load_text_encoder
+from tenuto_lab.seam.attachment import units_of
 from training import captions, cifar10, ddim, evaluate_sdxl, loop, train_cifar_classifier, train_sdxl
 
 CPU = torch.device("cpu")

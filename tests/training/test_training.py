@@ -17,11 +17,11 @@ from tenuto.errors import CheckpointError, UsageError
 from tenuto.models import load
 from tenuto.models.architecture import NoiseLevels
 from tenuto.models.dit import DiT, DiTConfig
-from tenuto.models.uvit import UViTConfig
 from tenuto.sampling.pictures import generate
 from tenuto.scoring.checkpoint import open_checkpoint
 from tenuto_lab.judging.cifar_classifier import CifarClassifier
 from tenuto_lab.judging.classifier import Classifier, load_classifier
+from tenuto_lab.networks.uvit import UViTConfig
 from training import ddim, evaluate_classes, fashion_mnist, loop, train_classifier, train_dit, train_uvit
 from training.cifar10 import Cifar10
 

@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tenuto import __version__
+from tenuto import __version__, laboratory
 
 if TYPE_CHECKING:
     import torch
 
-# One module here for each command, in the order of the help.
+# One module for each command, in the order of the help: here, or offered by the laboratory.
 COMMANDS = (
     *("demo", "score", "schedule", "generate", "chat", "check"),
     *("models", "show", "push", "pull", "doctor", "ui", "lab"),
 )
+OFFERED = ("check",)
 MOST = 1_000_000  # of what is counted: samples, tokens, pictures
 
 app = typer.Typer(
@@ -37,7 +38,10 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
     """
     named = [arguments[0]] if arguments and arguments[0] in COMMANDS else COMMANDS
     for name in named:
-        import_module(f"tenuto.cli.{name}")
+        if name not in OFFERED:
+            import_module(f"tenuto.cli.{name}")
+        elif name in laboratory.offers(laboratory.COMMANDS):
+            laboratory.offered(name, laboratory.COMMANDS)
     app.registered_commands.sort(key=lambda command: COMMANDS.index(command.callback.__name__))  # type: ignore[union-attr]
     return app
 

@@ -264,19 +264,20 @@ def _draw(
 def _executor(model: "Model", schedule: "Schedule | None", memory: int | None, offload: bool, **how: Any) -> "Executor":
     """What runs the model, within so many bytes if --memory says how many."""
     from tenuto.errors import UsageError
-    from tenuto.runtime.executor import UNITS, Executor, executor_for
+    from tenuto.laboratory import offered
+    from tenuto.runtime.executor import UNITS, executor_for
 
-    if offload:
-        if memory is not None:
-            raise UsageError("--memory bounds what is kept on the device, and with --offload nothing is: give one.")
-        if schedule is None or schedule.keep not in UNITS or model.device.type != "cuda":
-            raise UsageError("--offload is for a schedule that keeps single units (branch, update), on a GPU.")
-        return Executor(model.network, schedule, offload=True, **how)
-    if memory is None:
+    if memory is None and not offload:
         return executor_for(model.network, schedule, **how)
-    if schedule is None:
-        raise UsageError("--memory bounds what a schedule keeps; without --schedule nothing is kept.")
-    return Executor(model.network, schedule, memory=memory, **how)
+    option = "--offload" if offload else "--memory"
+    if schedule is None or schedule.keep not in UNITS:
+        raise UsageError(f"{option} is for a schedule that keeps single units (branch, update): others keep little.")
+    if offload and memory is not None:
+        raise UsageError("--memory bounds what is kept on the device, and with --offload nothing is: give one.")
+    if offload and model.device.type != "cuda":
+        raise UsageError("--offload is for a GPU, whose memory it spares.")
+    made: Executor = offered("executor")(model.network, schedule, memory=memory, offload=offload, **how)
+    return made
 
 
 def _draw_with_pipeline(

@@ -12,9 +12,10 @@ def models(as_json: AsJson = False) -> None:
     from rich.table import Table
 
     from tenuto.cli.console import out, print_json
-    from tenuto.models import ARCHITECTURES, SHIPPED, place_of
+    from tenuto.models import SHIPPED, place_of
+    from tenuto.models import architectures as known
 
-    architectures = [_architecture(name) for name in ARCHITECTURES]
+    architectures = [_architecture(name) for name in known()]
     here = [_shipped(name) for name in SHIPPED if place_of(name)]
     if as_json:
         print_json({"architectures": architectures, "shipped": here})

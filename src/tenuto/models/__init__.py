@@ -1,6 +1,6 @@
 """The architectures, and how a model is found, opened and built.
 
-Adding an architecture is one file beside this one and one line in ARCHITECTURES.
+Adding an architecture is one file beside this one and its name in OWN, or an entry point (tenuto.laboratory).
 """
 
 import math
@@ -17,6 +17,8 @@ from torch import nn
 
 from tenuto.errors import CheckpointError, TenutoError, first_line
 from tenuto.files import read_json
+from tenuto.laboratory import ARCHITECTURES as OFFERED
+from tenuto.laboratory import offered, offers
 from tenuto.models.architecture import Architecture, ConfigError, NoiseLevels, check_size
 from tenuto.scheduling.schedule import Schedule
 from tenuto.scoring.checkpoint import (
@@ -28,14 +30,7 @@ from tenuto.scoring.checkpoint import (
 )
 from tenuto.scoring.units import Unit
 
-ARCHITECTURES = {
-    "llada": "tenuto.models.llada",
-    "dream": "tenuto.models.dream",
-    "dit": "tenuto.models.dit",
-    "dit-diffusers": "tenuto.models.dit_diffusers",
-    "uvit": "tenuto.models.uvit",
-    "unet": "tenuto.models.unet",
-}
+OWN = ("llada", "dream", "dit")  # each is a module here; the laboratory offers more
 SHIPPED = ("tiny-llada", "tiny-dit", "tiny-uvit", "tiny-sdxl", "natural-dit")
 PACKAGE = Path(str(resources.files("tenuto")))
 HUB_FILES = ("{}config.json", "{}*.safetensors", "{}*.safetensors.index*.json")
@@ -43,10 +38,16 @@ OWN_FIELDS = ("model_type", "labels", "guidance")  # in a config.json of ours, b
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt")
 
 
+def architectures() -> tuple[str, ...]:
+    """The names of all architectures: our own, and those that the laboratory offers."""
+    return *OWN, *offers(OFFERED)
+
+
 def architecture(name: str) -> Architecture:
-    if name not in ARCHITECTURES:
-        raise CheckpointError(f"There is no architecture {name!r}; there are: {', '.join(ARCHITECTURES)}.")
-    found: Architecture = import_module(ARCHITECTURES[name]).ARCHITECTURE
+    if name not in architectures():
+        raise CheckpointError(f"There is no architecture {name!r}; there are: {', '.join(architectures())}.")
+    own = import_module(f"tenuto.models.{name}").ARCHITECTURE if name in OWN else None
+    found: Architecture = own or offered(name, OFFERED)
     return found
 
 
@@ -126,12 +127,9 @@ class Model:
     @cached_property
     def text_encoder(self) -> Any:
         """The text encoder of a model that draws from captions, stored beside its UNet."""
-        from tenuto.models.pipeline_texts import PipelineTexts
-        from tenuto.models.text_encoder import load_text_encoder
-
-        if is_pipeline(self._directory()):
-            return PipelineTexts(self._directory(), self.device, self.dtype)
-        return load_text_encoder(self._directory() / "text_encoder").to(self.device)
+        if self.architecture.captions is None:
+            raise TenutoError(f"{self.name} draws no captions.")
+        return self.architecture.captions(self._directory(), self.device, self.dtype)
 
     def _directory(self) -> Path:
         if self.path is None:
@@ -260,20 +258,20 @@ def _family(checkpoint: Checkpoint) -> Architecture:
                     f"{checkpoint.path} is a LLaDA2: a mixture of experts whose blocks see only what is before them. "
                     "Neither is implemented; LLaDA-8B, LLaDA-1.5 and Dream-7B are."
                 )
-            if kind.lower() not in ARCHITECTURES:  # published configs of Dream write "Dream"
+            if kind.lower() not in architectures():  # published configs of Dream write "Dream"
                 raise CheckpointError(
                     f"The config.json of {checkpoint.path} says model_type {kind!r}; known are "
-                    f"{', '.join(ARCHITECTURES)}."
+                    f"{', '.join(architectures())}."
                 )
             return architecture(kind.lower())
-        for family in map(architecture, ARCHITECTURES):
+        for family in map(architecture, architectures()):
             if class_name in family.class_names:
                 return family
         raise CheckpointError(
-            f'The config.json of {checkpoint.path} has no "model_type"; it is one of: {", ".join(ARCHITECTURES)}'
+            f'The config.json of {checkpoint.path} has no "model_type"; it is one of: {", ".join(architectures())}'
             + (f". (A diffusers {class_name} is none of them.)" if class_name else ".")
         )
-    for family in map(architecture, ARCHITECTURES):
+    for family in map(architecture, architectures()):
         if any(key in checkpoint.shapes for key in family.signatures):
             return family
     if lora := [key for key in checkpoint.shapes if "lora" in key.lower()]:
@@ -281,9 +279,10 @@ def _family(checkpoint: Checkpoint) -> Architecture:
             f"{checkpoint.path} holds {len(lora)} LoRA tensor(s) ({', '.join(lora[:3])}, …), not a model: merge it "
             "into its base model first."
         )
+    first = ", ".join(list(checkpoint.shapes)[:3]) or "none"
     raise CheckpointError(
-        f"{checkpoint.path} is no checkpoint of a known architecture ({', '.join(ARCHITECTURES)}), and no config.json "
-        f"beside it says otherwise. Its first tensors are {', '.join(list(checkpoint.shapes)[:3]) or 'none'}."
+        f"{checkpoint.path} is no checkpoint of a known architecture ({', '.join(architectures())}), and no "
+        f"config.json beside it says otherwise. Its first tensors are {first}."
     )
 
 

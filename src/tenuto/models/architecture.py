@@ -68,6 +68,7 @@ class Architecture:
     held_time: float  # share of an evaluation's time that is left when everything is held (benchmarks/ladder.py)
     noise: NoiseLevels | None = None  # of image models
     remasking: Literal["low_confidence", "margin", "entropy", "random"] = "low_confidence"  # of language models
+    captions: Callable[[Any, Any, Any], Any] | None = None  # (directory, device, dtype) -> the encoder of captions
     class_names: tuple[str, ...] = ()  # `_class_name` in a diffusers config.json
     read_config: Callable[[Mapping[str, Any]], Any] | None = None  # config.json -> config; None: config_from_fields
     # (shapes of a file, config) -> for each tensor of the network, its name in the file

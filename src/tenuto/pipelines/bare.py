@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tenuto.errors import ScheduleError, UsageError
-from tenuto.pipelines.denoiser import Denoiser
+from tenuto.pipelines.denoiser import Denoiser, kind_of_denoiser
 from tenuto.pipelines.engine import Unannounced, timesteps_of
 from tenuto.pipelines.request import Request
 from tenuto.runtime.executor import Executor
@@ -45,7 +45,8 @@ class Bare:
         if request.given is None:
             raise UsageError("A denoiser without a pipeline does not say how many steps there are: give a schedule.")
         self._stack = ExitStack()
-        self._denoiser = Denoiser(module, "denoiser", request, lambda sentence: warnings.warn(sentence, stacklevel=2))
+        kind = kind_of_denoiser(request)
+        self._denoiser = kind(module, "denoiser", request, lambda sentence: warnings.warn(sentence, stacklevel=2))
         self._denoiser.enter(self._stack, self._evaluate)
         self._schedule = request.given
         self.start()

@@ -10,9 +10,8 @@ from torch import nn
 
 from tenuto import deciding
 from tenuto.errors import ScheduleError, UsageError
-from tenuto.models.diffusers.attachment import Attachment, attach, units_in
-from tenuto.models.diffusers.blocks import DENOISERS
-from tenuto.models.diffusers.live_weights import LiveTensors, weights_seen
+from tenuto.laboratory import offered
+from tenuto.models.diffusers.live_weights import weights_seen
 from tenuto.models.diffusers.private_diffusers import has_hooks
 from tenuto.pipelines.request import Request
 from tenuto.pipelines.wrapping import Replacement, is_compiled, through
@@ -21,7 +20,6 @@ from tenuto.runtime.private_torch import COMPILED, inner_module
 from tenuto.runtime.residual import Residual
 from tenuto.scheduling.making import make
 from tenuto.scheduling.schedule import Schedule
-from tenuto.scoring.checkpoint import fingerprint_of
 from tenuto.scoring.units import WHOLE, Subject, Unit, Unscored
 
 REMEMBERED = 32  # schedules
@@ -33,13 +31,21 @@ def foreign_hand(module: nn.Module) -> str | None:
     if is_compiled(module):
         return "was compiled by torch.compile"
     inner = inner_module(module)
-    if isinstance(inner, tuple(DENOISERS)) and any(has_hooks(part) for part in inner.modules() if part is not inner):
+    if any(has_hooks(part) for part in inner.modules() if part is not inner):
         return "has hooks of diffusers on its blocks (group offloading, casting, a cache)"
     return None
 
 
+def kind_of_denoiser(request: Request) -> "type[Denoiser]":
+    """What serves a request; the laboratory serves a request that is about the inside of a network."""
+    found: type[Denoiser] = offered("denoiser") if request.looks_inside else Denoiser
+    return found
+
+
 class Denoiser:
-    """Units are listed only if single units are held. Blocks use the seam only if units are held or compiled."""
+    """A network whose output is held. Its subject is one unit, the whole network."""
+
+    units: tuple[Unit, ...] = ()  # the single units, if these are held
 
     def __init__(
         self, outer: nn.Module, name: str, request: Request, warn: Callable[[str], None], shared: bool = False
@@ -50,9 +56,7 @@ class Denoiser:
         self.name = name
         self.outer = outer
         self.module = inner_module(outer)
-        self.units: tuple[Unit, ...] = units_in(self.module) if request.holds_units else ()
         self.request = request
-        self.attachment: Attachment | None = None
         self.executors = Executors(self._executor, KEPT)
         self._warn = warn
         self._schedules: dict[Any, Schedule] = {}  # by number of steps and noise levels
@@ -60,7 +64,7 @@ class Denoiser:
         if isinstance(vars(outer).get(COMPILED), Replacement) and not shared:
             raise UsageError(f"The {name} is enabled already, here or in another pipeline; disable that one first.")
         self._compiled = is_compiled(outer)
-        self._foreign = foreign_hand(outer)  # other code in its blocks, which then cannot use the seam
+        self._foreign = foreign_hand(outer)  # other code in its blocks, which is not recorded
         self._decide()
 
     @property
@@ -78,49 +82,24 @@ class Denoiser:
         self._schedules.clear()
 
     def _decide(self) -> None:
-        """Score the weights, if the policy needs scores, and check the request."""
+        """Find what schedules are made for, and check the request."""
         request = self.request
         self.seen = self._weights_seen()
-        self.subject: Subject = Unscored(self.kind, self.kind, self.units or (WHOLE,))
-        if request.ranked:
-            self.subject = deciding.score(self.module)
-        if request.given is not None:
-            self._check_fits(request.given)
+        self.subject = self._subject()
         example = request.given or request.schedule(self.subject, 50)  # refuses what makes no sense
-        if self._foreign and request.holds_units:
-            raise UsageError(
-                f"The {self.name} {self._foreign}, so only its output can be held, not each unit. Undo that, or leave "
-                "keep and policy out."
-            )
         if self._foreign and (request.compiled or request.mode not in ("auto", "skip")):
             raise UsageError(f"The {self.name} {self._foreign}: leave mode and compiled out.")
         self._executor(example, request.mode, request.compiled)  # refuses what cannot be run
+
+    def _subject(self) -> Subject:
+        return Unscored(self.kind, self.kind, (WHOLE,))
 
     def _weights_seen(self) -> tuple[object, ...]:
         """Outputs can be held whatever the weights are: then only what a graph must know of is compared."""
         return weights_seen(self.module, values=self.request.ranked or self.request.on_change == "refuse")
 
-    def _check_fits(self, given: Schedule) -> None:
-        """Refuse a schedule of another model. A schedule that names no units fits every model."""
-        if given.keep == "output" and (given.units == (WHOLE.name,) or not isinstance(self.module, tuple(DENOISERS))):
-            return
-        units = self.units or units_in(self.module)
-        keys = [key for unit in units for key in unit.tensors()]
-
-        def fingerprints() -> set[str]:
-            if not self.request.check_weights:
-                return {str(given.fingerprint)}
-            return {fingerprint_of(LiveTensors(self.module, keys), keys)}
-
-        remedy = f"tenuto.schedule(pipe, steps={given.steps})"
-        given.check_fits([unit.name for unit in units], f"this {self.kind}", fingerprints, remedy)
-
     def enter(self, stack: ExitStack, evaluate: Callable[..., Any]) -> None:
         """Replace the denoiser's call until the stack is closed."""
-        seam = isinstance(self.module, tuple(DENOISERS)) and self._foreign is None
-        if self.request.holds_units or (seam and self.request.compiled):
-            self.attachment = attach(self.module)
-            stack.callback(self.attachment.detach)
         stack.callback(self.executors.clear)
         stack.enter_context(through(self.outer, partial(evaluate, self)))
         self._call = vars(self.outer)[COMPILED].original
@@ -170,8 +149,7 @@ class Denoiser:
     @cached_property
     def _once(self) -> Schedule:
         """A schedule of one step. If outputs are held elsewhere, its executor serves every generation."""
-        subject = Unscored(self.kind, self.kind, (WHOLE,))
-        return make(subject, np.ones((1, 1), dtype=bool), "constant", "output", {"name": "once"})
+        return make(Denoiser._subject(self), np.ones((1, 1), dtype=bool), "constant", "output", {"name": "once"})
 
     def evaluator(self) -> Generation:
         """What evaluates the denoiser while its outputs are held elsewhere."""
@@ -191,6 +169,4 @@ class Denoiser:
         return Executor(self._network, schedule, mode=mode, compiled=compiled, module=self.module)
 
     def _network(self, *args: Any, residual: Residual, **kwargs: Any) -> Any:
-        if self.attachment is None:
-            return self._call(*args, **kwargs)
-        return self.attachment.run(self._call, residual, *args, **kwargs)
+        return self._call(*args, **kwargs)

@@ -20,9 +20,10 @@ from typing import Any
 from torch import nn
 
 from tenuto.errors import ScheduleError, UsageError
+from tenuto.laboratory import offered
 from tenuto.models.diffusers.denoisers import names_in
 from tenuto.models.diffusers.private_diffusers import timesteps_told
-from tenuto.pipelines.denoiser import Denoiser
+from tenuto.pipelines.denoiser import Denoiser, kind_of_denoiser
 from tenuto.pipelines.loop import Loop
 from tenuto.pipelines.request import Request
 from tenuto.pipelines.summary import Summary, summarise
@@ -50,7 +51,8 @@ class Engine:
         self._watched: dict[int, tuple[Any, ExitStack]] = {}  # schedulers, and what restores them
         self._said: set[str] = set()
         self._stack = ExitStack()
-        self.denoisers = [Denoiser(one, name, request, self._warn, shared) for name, one in networks.items()]
+        kind = kind_of_denoiser(request)
+        self.denoisers = [kind(one, name, request, self._warn, shared) for name, one in networks.items()]
         try:
             for denoiser in self.denoisers:
                 denoiser.enter(self._stack, self._evaluate)
@@ -108,13 +110,12 @@ class Engine:
                 f"The schedule has {given.steps} steps, but the pipeline evaluates its denoiser at {steps}. Generate "
                 f"with {given.steps}, make a schedule for {steps}, or enable the pipeline with a budget."
             )
-        loop = self.last = Loop(scheduler, steps, first, self.request.holds_units, self._warn)
+        kind: type[Loop] = offered("loop") if self.request.holds_units else Loop
+        loop = self.last = kind(scheduler, steps, first, self._warn)
         mine = self._loops.setdefault(get_ident(), [])
         if mine and not mine[-1].outside:  # an earlier loop that ended without notice
             mine.pop().forget()
         mine.append(loop)
-        if self.request.holds_units and loop.nature.adds_noise:
-            loop.refuse_noise(scheduler)
         return loop
 
     def _finish(self, thread: int, loop: Loop) -> None:
@@ -190,7 +191,9 @@ class Enabled(Unannounced):
         self.pipe = pipe
         if reason := REFUSED.get(type(pipe).__name__):
             raise UsageError(f"A {type(pipe).__name__} cannot be served: {reason}.")
-        names = names_in(pipe, request.holds_units)
+        names = names_in(pipe)
+        if request.holds_units:  # only of the networks whose units are known
+            names = [name for name in names if offered("denoiser_units")(getattr(pipe, name))] or names[:1]
         super().__init__(type(pipe).__name__, {name: getattr(pipe, name) for name in names}, request, shared)
         source = source_of(type(pipe))
         self._says_update = "progress_bar.update()" in source

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-
-from tenuto.scheduling.schedule import Schedule
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -16,8 +15,7 @@ class Evaluation:
 
     step: int
     denoiser: str
-    schedule: Schedule | None  # of units; None: the whole network is computed or held
-    place: int  # among the schedule's steps
+    units: NDArray[np.bool_] | None  # [unit]: whether it was computed; None: the whole network was computed or held
     computed: bool
     began: Any
     ended: Any
@@ -29,12 +27,11 @@ class Evaluation:
         self.ended.synchronize()
         return float(self.began.elapsed_time(self.ended)) / 1000
 
-    def computes(self, units: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def computes(self, units: int) -> NDArray[np.bool_]:
         """[unit]: whether the unit is computed. If the denoiser's units are not listed: one mark for all of them."""
-        if self.schedule is None:
+        if self.units is None:
             return np.full(max(1, units), self.computed)
-        marks = self.schedule.active[:, self.place]
-        return marks if units else marks[:1]
+        return self.units if units else self.units[:1]
 
 
 def moment(on: torch.device | None) -> Any:

@@ -3,13 +3,10 @@
 A step is: the denoisers are called, then the scheduler's `step` reads what the loop made of their outputs. If outputs
 are held, this is where they are held (tenuto.runtime.stepping). At a held step a denoiser is not evaluated. Its call
 returns the output of its last evaluation, which has the right shape and is not used.
-
-If single units are held, every call of a denoiser belongs to a lane (with the prompt, without it), and each lane keeps
-its own units.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
@@ -37,16 +34,8 @@ class Lane:
 
     start: int
     shape: tuple[int, ...] | None  # of the sample
-    schedule: Schedule | None  # of the steps from `start` on; None: computed in full
     generation: Generation | None
-    last: Any = None  # the output of the last evaluation, if outputs are held
-
-    def goes_on(self, step: int, shape: tuple[int, ...] | None) -> bool:
-        if shape != self.shape:
-            return False
-        if self.generation is None or self.schedule is None:
-            return True
-        return self.start + self.generation.step == step < self.start + self.schedule.steps
+    last: Any = None  # the output of the last evaluation
 
     def fitted(self, shape: tuple[int, ...] | None) -> "Lane | None":
         """This lane for a call of another batch; its last output is cut or repeated. None if it does not fit."""
@@ -65,15 +54,12 @@ class Lane:
 class Loop:
     """One generation, from the beginning of the loop to the end."""
 
-    def __init__(self, scheduler: Any, steps: int, first: int, units: bool, warn: Callable[[str], None]) -> None:
-        """first  how many timesteps of the scheduler the loop leaves out before it begins
-        units  whether single units are held, in the denoisers; otherwise outputs are held, at the scheduler
-        """
+    def __init__(self, scheduler: Any, steps: int, first: int, warn: Callable[[str], None]) -> None:
+        """first: how many timesteps of the scheduler the loop leaves out before it begins"""
         self.scheduler = scheduler
         self.timesteps = getattr(scheduler, "timesteps", None)
         self.steps = steps
         self.first = first
-        self.units = units
         self.in_full = ""  # why everything is computed, if it is
         self.told_to_go_on = False  # whether the loop says when a step is over, callbacks included
         self.untold = 0  # the number of steps at the beginning after which it says nothing
@@ -143,6 +129,11 @@ class Loop:
         """Whether this scheduler took the current step already; a second one may follow."""
         return id(scheduler) in self._stepped
 
+    def mark_step(self, scheduler: Any) -> None:
+        """The scheduler takes the current step, and callbacks may follow."""
+        self._stepped.add(id(scheduler))
+        self.outside = self.told_to_go_on and self.step + 1 > self.untold
+
     def went_on(self) -> None:
         """The loop went on without a word, and its last evaluation was taken for a callback's: plan the rest anew."""
         self.told_to_go_on = self.outside = False
@@ -169,17 +160,19 @@ class Loop:
         sample = tensors[0] if tensors else None
         device = None if sample is None else sample.device
         began = moment(device)
-        held = None if self.units else self._held(denoiser, key, sample)
+        held = self._held(denoiser, key, sample)
         try:
             output = self._run(denoiser, key, sample, full, args, kwargs) if held is None else held.last
         except BaseException:
             self.lanes.pop(key, None)  # the step is half done: the next call begins a new lane
             raise
-        lane = self.lanes[key]
-        schedule, place = (lane.schedule, self.step - lane.start) if self.units else (None, 0)
-        computed = held is None
-        self.evaluations.append(Evaluation(self.step, denoiser.name, schedule, place, computed, began, moment(device)))
+        done = Evaluation(self.step, denoiser.name, self._units_computed(key), held is None, began, moment(device))
+        self.evaluations.append(done)
         return output
+
+    def _units_computed(self, key: Key) -> Any:
+        """[unit]: whether the current call computed the unit; None if no single units are held."""
+        return None
 
     def _held(self, denoiser: Denoiser, key: Key, sample: Tensor | None) -> Lane | None:
         """The lane whose last output is returned instead of an evaluation; None if the step is computed.
@@ -193,7 +186,7 @@ class Loop:
                 self.take_noise(self.scheduler)
         if self.computes():
             return None
-        shape = _shape(sample)
+        shape = shape_of(sample)
         own = [lane for lane in (self.lanes.get(key),) if lane is not None and lane.shape == shape]
         others = [lane for other, lane in self.lanes.items() if other[0] == key[0]] if self._placeholders else []
         found = next((fitted for one in (*own, *others) if (fitted := one.fitted(shape)) is not None), None)
@@ -210,13 +203,10 @@ class Loop:
     def _run(
         self, denoiser: Denoiser, key: Key, sample: Tensor | None, full: Any, args: Any, kwargs: dict[str, Any]
     ) -> Any:
-        lane, shape = self.lanes.get(key), _shape(sample)
-        if self.units:
-            lane = self._lane_of_units(denoiser, key, lane, shape)
-            return (full if lane.generation is None else lane.generation)(*args, **kwargs)
+        lane, shape = self.lanes.get(key), shape_of(sample)
         if lane is None or lane.shape != shape:
             generation = None if self.in_full else denoiser.evaluator()
-            lane = Lane(self.step, shape, None, generation)
+            lane = Lane(self.step, shape, generation)
         if lane.generation is None or self.in_full:
             output = full(*args, **kwargs)
         else:
@@ -224,21 +214,11 @@ class Loop:
         self.lanes[key] = replace(lane, last=output)
         return output
 
-    def _lane_of_units(self, denoiser: Denoiser, key: Key, lane: Lane | None, shape: tuple[int, ...] | None) -> Lane:
-        """The lane of this call. If the call does not continue its lane, a new lane begins for the remaining steps."""
-        if lane is None or not lane.goes_on(self.step, shape):
-            left = self.steps - self.step
-            schedule = None if self.in_full else denoiser.schedule_for(left, self.first + self.step)
-            generation = None if schedule is None else denoiser.start(schedule, key[1])
-            lane = self.lanes[key] = Lane(self.step, shape, schedule, generation)
-        return lane
-
     def take_step(self, scheduler: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The scheduler's step. It ends the step of the loop."""
         again = self.stepped_by(scheduler)
-        self._stepped.add(id(scheduler))
-        self.outside = self.told_to_go_on and self.step + 1 > self.untold
-        if self.units or self.in_full or not self.holds:
+        self.mark_step(scheduler)
+        if self.in_full or not self.holds:
             return original(*args, **kwargs)
         if again:
             self.compute_in_full(f"the loop steps its {type(scheduler).__name__} more than once for one evaluation")
@@ -284,12 +264,12 @@ class Loop:
     @property
     def holds(self) -> bool:
         """Whether any step holds something, or may."""
-        if self.pace is not None:
-            return True
-        schedules: Sequence[Schedule | None] = [self.schedule]
-        if self.units:
-            schedules = [lane.schedule for lane in self.lanes.values()]
-        return any(one is not None and not one.active.all() for one in schedules)
+        return self.pace is not None or any(not one.active.all() for one in self.schedules)
+
+    @property
+    def schedules(self) -> list[Schedule]:
+        """The schedules that the loop follows."""
+        return [] if self.schedule is None else [self.schedule]
 
     def compute_in_full(self, why: str, advice: str = "") -> None:
         """From now on nothing is held."""
@@ -364,5 +344,5 @@ class Call:
         return self.original(**{**self.given, "model_output": output, "sample": sample})
 
 
-def _shape(sample: Tensor | None) -> tuple[int, ...] | None:
+def shape_of(sample: Tensor | None) -> tuple[int, ...] | None:
     return None if sample is None else tuple(sample.shape)

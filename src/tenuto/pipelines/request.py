@@ -11,7 +11,7 @@ from tenuto.runtime.executor import Mode
 from tenuto.runtime.pacing import check_quality
 from tenuto.scheduling.refresh import BUDGET, check_evaluations
 from tenuto.scheduling.schedule import Schedule
-from tenuto.scoring.units import Subject
+from tenuto.scoring.units import WHOLE, Subject
 
 OnChange = Literal["rescore", "refuse"]
 
@@ -113,9 +113,15 @@ class Request:
         kept = self.given.keep if self.given is not None else dict(self.options).get("keep", "output")
         return self.ranked or kept != "output"
 
+    @property
+    def looks_inside(self) -> bool:
+        """Whether the request is about the inside of a network: its units, or branches that are compiled."""
+        named = self.given is not None and self.given.units != (WHOLE.name,)
+        return self.holds_units or self.compiled or named
+
     def runs_like(self, other: "Request") -> bool:
         """Whether what runs the denoiser for one request also serves the other."""
-        same = (self.mode, self.compiled) == (other.mode, other.compiled)
+        same = (self.mode, self.compiled, self.looks_inside) == (other.mode, other.compiled, other.looks_inside)
         return same and not self.holds_units and not other.holds_units
 
 

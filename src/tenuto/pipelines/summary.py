@@ -122,9 +122,9 @@ def summarise(pipeline: str, asked_for: str, denoisers: Sequence["Denoiser"], lo
     called = {one.denoiser for one in evaluations}
     named = {one.name: one for one in denoisers if one.name in called or not called}
     recorded = [executor.report() for one in denoisers for executor in one.executors]
-    schedules = [] if loop is None else [loop.schedule, *(lane.schedule for lane in loop.lanes.values())]
+    schedules = [] if loop is None else loop.schedules
     paced = loop is not None and loop.pace is not None
-    held = next((one for one in schedules if one is not None and (paced or not one.active.all())), None)
+    held = next((one for one in schedules if paced or not one.active.all()), None)
     if (paced or (loop is not None and loop.in_full)) and all(one.computed for one in evaluations):
         held = None
     streams = [] if loop is None else list(loop.streams.values())

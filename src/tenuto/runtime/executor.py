@@ -7,7 +7,8 @@ What is kept decides the path:
 
 output          the network is evaluated at some steps, and its output is predicted at the others (outputs)
 keys            for text: some positions are computed; the others' keys and values come from the KV cache (keys)
-branch, update  every step evaluates the network; for a held unit, its kept value is added to the stream (units)
+branch, update  every step evaluates the network; for a held unit, its kept value is added to the stream. This is the
+                laboratory's: for such a schedule, Executor(…) is a tenuto_lab.units.unit_executor.UnitExecutor
 
 Three modes, one interface:
 
@@ -34,17 +35,14 @@ import torch
 from torch import Tensor, nn
 
 from tenuto.errors import ScheduleError, UsageError
+from tenuto.laboratory import offered
 from tenuto.runtime.compilation import compiling, plainly
 from tenuto.runtime.keys import Keys
 from tenuto.runtime.outputs import Outputs
 from tenuto.runtime.private_torch import tree_flatten
 from tenuto.runtime.residual import Residual, plain
 from tenuto.runtime.signature import Signature, signature_of
-from tenuto.runtime.stages import ROWS, Cells, Stage, Stages
-from tenuto.runtime.units.holding import Planes, UnitsKept
-from tenuto.runtime.units.offloading import HostPlanes
-from tenuto.runtime.units.plan import Plan
-from tenuto.runtime.units.planner import Planner
+from tenuto.runtime.stages import ROWS, Cells, Inputs, Stage, Stages
 from tenuto.scheduling.schedule import Schedule
 
 Mode = Literal["auto", "eager", "skip", "jagged"]
@@ -69,6 +67,10 @@ class Slower(UserWarning):
 
 
 class Executor:
+    def __new__(cls, network: Callable[..., Any], schedule: Schedule | None = None, **how: Any) -> "Executor":
+        holds_units = cls is Executor and schedule is not None and schedule.keep in UNITS
+        return super().__new__(offered("executor") if holds_units else cls)
+
     def __init__(
         self,
         network: Callable[..., Any],
@@ -76,26 +78,16 @@ class Executor:
         *,
         mode: Mode = "auto",
         compiled: bool = False,
-        memory: int | None = None,
-        graphs: int | None = None,
-        offload: bool = False,
         module: nn.Module | None = None,
     ) -> None:
         """network   called as network(…, residual=…)
         schedule  without one, everything is computed at every step
         mode      auto: jagged on a GPU, skip elsewhere; outputs: skip also on a GPU that does not wait for Python
         compiled  compile the network's branch functions, each once
-        memory    the most bytes that may be kept of units, for inputs of one shape; the report says what was given up
-        graphs    the most graphs for inputs of one shape; if more are needed, the nearest lifetimes are merged
-        offload   keep what graphs hold in the host's memory, and fetch it ahead: no memory of the device, but more time
         module    the module that the network runs, if the network is not a module itself
         """
         if mode not in get_args(Mode):
             raise UsageError(f"The mode is one of {', '.join(get_args(Mode))}, not {mode!r}.")
-        if offload and (mode in ("eager", "skip") or (schedule is not None and schedule.order)):
-            raise UsageError("Only graphs keep values in the host's memory, and only with predict 'constant'.")
-        if offload and schedule is not None and schedule.rows != "none":
-            raise UsageError("Caches in the host's memory cannot be written row by row: offload goes without rows.")
         if schedule is not None and schedule.keep == "keys" and not _takes_memory(network):
             raise ScheduleError("Keys are kept by language models only, whose forward takes a memory for them.")
         self.network = network
@@ -103,10 +95,6 @@ class Executor:
         self.schedule = schedule
         self.mode = mode
         self.compiled = compiled
-        self.offload = offload
-        self.planner: Planner | None = None
-        if schedule is not None and schedule.keep in UNITS:
-            self.planner = Planner(network, self.module, schedule, None if offload else memory, graphs)
         self.kept_bytes = 0  # of outputs, and of keys that are kept without graphs
         self.stages = Stages(self)
         self._warned: set[str] = set()
@@ -138,16 +126,13 @@ class Executor:
         """Whether evaluations on this device are recorded. If they are, inputs should keep their shapes."""
         return self.schedule is not None and device.type == "cuda" and self.mode not in ("eager", "skip")
 
-    def cells_for(self, plan: Plan, device: torch.device) -> Cells:
-        """The buffers in which graphs keep units."""
-        return HostPlanes(plan, device) if self.offload else Planes(plan, device)
+    def cells_for(self, kind: Inputs, device: torch.device) -> Cells | None:
+        """The buffers in which graphs keep single units; None if no units are held."""
+        return None
 
-    def plan(self, *inputs: Any, **named: Any) -> Plan:
-        """The plan for such inputs; nothing is computed."""
-        if self.planner is None:
-            raise UsageError("Only where single units are held is there something to plan.")
-        signature = signature_of(*tree_flatten((inputs, named)))
-        return self.planner.plan(self.planner.chain(signature, inputs, named))[0]
+    def keeper_for(self, kind: Inputs) -> Any:
+        """What keeps single units without graphs; None if no units are held."""
+        return None
 
     def evaluate(self, step: int, inputs: Any, named: Any, rows: Tensor | None, keys: Keys | None = None) -> Any:
         """One evaluation in which no unit is held. With `keys`, only full steps compute all positions."""
@@ -162,15 +147,14 @@ class Executor:
 
     def report(self) -> Report:
         """What was recorded and kept so far."""
-        planned = 0 if self.planner is None or self.offload else self.planner.cache_bytes
         return Report(
             mode=self.mode,
             patterns=0 if self.schedule is None else self.schedule.patterns,
             graphs=self.stages.graphs,
             capture_seconds=self.stages.capture_seconds,
-            cache_bytes=self.kept_bytes + (self.stages.kept_bytes if self.stages.graphs else planned),
+            cache_bytes=self.kept_bytes + (self.stages.kept_bytes if self.stages.graphs else 0),
             graph_bytes=self.stages.graph_bytes,
-            given_up="" if self.planner is None else self.planner.given_up,
+            given_up="",
         )
 
     def warn(self, why: str) -> None:
@@ -190,7 +174,7 @@ class Generation:
         self._executor = executor
         self._stage: Stage | None = None
         self._signature: Signature = ()
-        self._units: UnitsKept | None = None
+        self._units: Any = None  # what keeps single units, if some are held without graphs
         self._keys = Keys() if executor.keep == "keys" else None
         self._outputs: Outputs | None = None
         if executor.schedule is not None and executor.keep == "output":
@@ -257,10 +241,10 @@ class Generation:
         if not self._begun:
             self._begun = True
             self._signature = signature_of(leaves, spec)
-            self._stage = executor.stages.acquire(self, self._signature, leaves, inputs, named)
-            if self._stage is None and executor.planner is not None:
-                plan = executor.planner.plan_or_none(self._signature, inputs, named, executor.warn)
-                self._units = UnitsKept(executor.planner.schedule, plan)
+            kind = Inputs(self._signature, inputs, named)
+            self._stage = executor.stages.acquire(self, kind, leaves)
+            if self._stage is None:
+                self._units = executor.keeper_for(kind)
         if self._stage is not None:
             return self._stage.run(executor, self.step, leaves, spec, self._signature)
         if self._units is not None:

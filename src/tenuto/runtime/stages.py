@@ -4,7 +4,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,18 @@ SIGNATURES = 8  # for how many signatures of inputs one stage records graphs
 MANY = 512  # tokens; above that, full steps with a KV cache are not recorded
 BUSY = 2.0  # if the GPU computes so many times longer than Python takes to launch its kernels, a graph gains nothing
 ROWS = "rows of held units"  # the name of these positions among the inputs of a graph
+
+
+class Inputs(NamedTuple):
+    """The inputs of a generation's first evaluation; their signature says for which others they stand."""
+
+    signature: Signature
+    inputs: tuple[Any, ...]
+    named: dict[str, Any]
+
+
+class Unrecorded(Exception):
+    """There can be no graphs for such inputs; the message says why."""
 
 
 class Cells(Protocol):
@@ -74,27 +86,19 @@ class Stages:
             self._stages.clear()
             torch.cuda.empty_cache()  # until this call, nothing else can use the memory of the graphs
 
-    def acquire(
-        self, generation: "Generation", signature: Signature, leaves: Sequence[Any], inputs: Any, named: Any
-    ) -> "Stage | None":
+    def acquire(self, generation: "Generation", kind: Inputs, leaves: Sequence[Any]) -> "Stage | None":
         """The stage for such inputs. If graphs cannot be used: None, with a warning unless the mode implies it."""
-        executor = self._executor
+        executor, signature = self._executor, kind.signature
         device = self._device(signature, leaves)
         if device is None or signature in self._failed:
             return None  # a warning, if one is due, was given already
-        plan = None
-        if executor.planner is not None:
-            plan = executor.planner.plan_or_none(signature, inputs, named, executor.warn)
-            if plan is None:
-                return None
         with self._lock:
             stage, weights = self._stages.pop(signature, None), self._weights()
             if stage is None or stage.weights != weights:
                 try:
-                    cells = None if plan is None else executor.cells_for(plan, device)
-                except torch.cuda.OutOfMemoryError:
-                    kept = 0 if plan is None else plan.cache_bytes
-                    executor.warn(f"there is no memory left for the {kept:,} bytes that graphs would keep")
+                    cells = executor.cells_for(kind, device)
+                except Unrecorded as error:
+                    executor.warn(str(error))
                     return None
                 while len(self._stages) >= STAGES:
                     self._stages.pop(next(iter(self._stages)))

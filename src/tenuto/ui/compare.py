@@ -8,10 +8,9 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from tenuto.checking import of_pictures, of_two_texts
 from tenuto.errors import UsageError
 from tenuto.models import Model
-from tenuto.quality import psnr
+from tenuto.quality import of_pictures, of_two_texts, psnr
 from tenuto.runtime.executor import executor_for
 from tenuto.sampling.masked import MaskedSampling, encoded, generate_tokens, sampling_for
 from tenuto.sampling.pictures import Sampling, decode, generate, vae_of

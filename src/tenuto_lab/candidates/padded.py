@@ -13,18 +13,19 @@ from torch import Tensor
 
 from tenuto.errors import UsageError
 from tenuto.runtime.compilation import computed
-from tenuto.runtime.executor import UNITS, Executor
+from tenuto.runtime.executor import UNITS
 from tenuto.runtime.positions import put_, take
 from tenuto.runtime.prediction import polynomial_weights
 from tenuto.runtime.residual import Branch, Residual
-from tenuto.runtime.stages import Cells
-from tenuto.runtime.units.chain import Chain
-from tenuto.runtime.units.holding import allocate, overwrite
-from tenuto.runtime.units.plan import Plan, Storage
+from tenuto.runtime.stages import Cells, Inputs
 from tenuto.scheduling.schedule import Schedule
+from tenuto_lab.units.chain import Chain
+from tenuto_lab.units.holding import allocate, overwrite
+from tenuto_lab.units.plan import Storage
+from tenuto_lab.units.unit_executor import UnitExecutor
 
 
-class PaddedExecutor(Executor):
+class PaddedExecutor(UnitExecutor):
     """An executor whose graphs compute every unit at every step; the schedule must keep single units.
 
     Without a GPU there are no graphs: then held units are skipped, as in every executor.
@@ -35,9 +36,9 @@ class PaddedExecutor(Executor):
             raise UsageError(f"A padded graph holds single units, and this schedule keeps {schedule.keep!r}.")
         super().__init__(network, schedule, mode="jagged", compiled=compiled)
 
-    def cells_for(self, plan: Plan, device: torch.device) -> Cells:
+    def cells_for(self, kind: Inputs, device: torch.device) -> Cells:
         assert self.schedule is not None
-        return Padded(self.schedule, plan.chain, device)
+        return Padded(self.schedule, self.planner.plan_for(kind).chain, device)
 
 
 class Padded:

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tenuto.errors import UsageError
-from tenuto.scheduling.lifetimes import MIN_LIFETIME, lifetime_pattern, lifetimes
 from tenuto.scheduling.making import make
 from tenuto.scheduling.schedule import Keep, Predict, Schedule
 from tenuto.scoring.scores import Scores, UnitScore
 from tenuto.scoring.spectrum import Spectrum
 from tenuto.scoring.units import block_of
+from tenuto_lab.units.lifetimes import MIN_LIFETIME, lifetime_pattern, lifetimes
 
 Statistic = Literal[
     "random", "depth", "frobenius", "spectral_norm", "stable_rank", "frobenius_stable_rank", "scr", "score"

@@ -9,7 +9,6 @@ from tenuto import deciding
 from tenuto.models import Model
 from tenuto.models.solvers import Solver
 from tenuto.runtime.executor import Executor
-from tenuto.scheduling.lifetimes import lifetimes
 from tenuto.scheduling.making import make
 from tenuto.scheduling.refresh import refresh
 from tenuto.scheduling.schedule import Keep, Schedule
@@ -26,6 +25,7 @@ from tenuto_lab.rivals import (
     first_block,
     smooth_cache_at,
 )
+from tenuto_lab.units.lifetimes import lifetimes
 
 BUDGETS = (0.5, 0.34, 0.25, 0.2, 0.13)
 RANKED_AT = 0.25  # the budget at which rankings and placements are compared

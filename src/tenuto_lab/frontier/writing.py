@@ -15,7 +15,6 @@ from tenuto.deciding import score
 from tenuto.models import Model
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.masked import MaskedSampling, generate_tokens, sampling_for
-from tenuto.scheduling.lifetimes import lifetimes
 from tenuto.scheduling.making import make
 from tenuto.scheduling.rewrite import rewrite
 from tenuto.scheduling.schedule import Schedule
@@ -35,6 +34,7 @@ from tenuto_lab.frontier.measurements import (
 from tenuto_lab.frontier.points import LIFETIMES, everything
 from tenuto_lab.judging.judges import Problem, TextJudge
 from tenuto_lab.judging.statistics import mean_interval
+from tenuto_lab.units.lifetimes import lifetimes
 
 BUDGETS = (0.8, 0.63, 0.5, 0.4, 0.3, 0.125)
 HALVES: tuple[Ranking, ...] = ("spectral", "random", "early", "late")

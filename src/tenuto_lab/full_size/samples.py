@@ -246,9 +246,9 @@ class PipelinePainter:
     def __init__(self, order: Order, device: torch.device) -> None:
         from diffusers import DiffusionPipeline
 
-        from tenuto.models.diffusers.attachment import units_in
         from tenuto.models.diffusers.denoisers import denoiser_of
         from tenuto.pipelines.enable import accelerated
+        from tenuto_lab.seam.attachment import units_in
 
         if not order.captions:
             raise UsageError(f"{order.model} draws captions: name a file of them, one a line, with --captions.")

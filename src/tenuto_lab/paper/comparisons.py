@@ -7,7 +7,6 @@ from torch import Tensor
 
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.pictures import Solver
-from tenuto.scheduling.lifetimes import lifetimes
 from tenuto.scheduling.schedule import Schedule
 from tenuto_lab.candidates.composition import both
 from tenuto_lab.paper.conditions import Lab
@@ -38,6 +37,7 @@ from tenuto_lab.rivals import (
     pro_cache,
     schedule_for,
 )
+from tenuto_lab.units.lifetimes import lifetimes
 
 # The paper: family -> method -> (latency, FID), both divided by full inference's.
 PAPER: dict[str, dict[str, tuple[float | None, float]]] = {

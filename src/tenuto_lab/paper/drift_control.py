@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from tenuto.scheduling.lifetimes import lifetimes
 from tenuto_lab.judging.statistics import mean_interval
 from tenuto_lab.paper.conditions import Lab
 from tenuto_lab.paper.experiment_results import ClaimRow, ExperimentResult
@@ -21,6 +20,7 @@ from tenuto_lab.paper.ways import (
     tried,
 )
 from tenuto_lab.rivals import ActivationDrift
+from tenuto_lab.units.lifetimes import lifetimes
 
 FEW = 8  # samples whose patterns are looked up in the graph library
 

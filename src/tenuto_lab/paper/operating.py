@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tenuto.scheduling.lifetimes import lifetimes
 from tenuto_lab.judging.verdicts import Verdict
 from tenuto_lab.paper.conditions import Lab
 from tenuto_lab.paper.experiment_results import ClaimRow, ExperimentResult, Figure, Panel, spread
@@ -22,6 +21,7 @@ from tenuto_lab.paper.ways import (
     time_row,
     tried,
 )
+from tenuto_lab.units.lifetimes import lifetimes
 
 TAU = 1.0
 NEAR = 0.05  # of the paper's share of layer-steps

@@ -8,7 +8,6 @@ import numpy as np
 from torch import Tensor
 
 from tenuto.runtime.executor import Executor
-from tenuto.scheduling.lifetimes import lifetimes
 from tenuto_lab.frontier.measurements import timed
 from tenuto_lab.judging.statistics import mean_interval
 from tenuto_lab.judging.verdicts import Verdict, at_most
@@ -19,6 +18,7 @@ from tenuto_lab.paper.trials import Bench
 from tenuto_lab.paper.ways import BUDGETS, time_row
 from tenuto_lab.probing.trajectory import record, relative
 from tenuto_lab.rivals import TOLERANCE, oracle_replay, schedule_for
+from tenuto_lab.units.lifetimes import lifetimes
 
 UNITS = 40  # with more, the search takes hours on a CPU: a step takes up to units² trials
 ENOUGH = 5  # inputs, for a verdict without any spread

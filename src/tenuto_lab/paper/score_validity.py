@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tenuto.scheduling.lifetimes import lifetimes_at
 from tenuto_lab.candidates.ranked_lifetimes import lifetimes_by
 from tenuto_lab.judging.verdicts import Evidence, Verdict
 from tenuto_lab.paper.conditions import Lab
@@ -18,6 +17,7 @@ from tenuto_lab.probing.audit import audit
 from tenuto_lab.probing.audit_inputs import conditioning_of, ddim_betas
 from tenuto_lab.probing.audit_results import Audit, from_json, joined, to_json
 from tenuto_lab.probing.sensitivity import depth_regression, freeze_errors, spearman
+from tenuto_lab.units.lifetimes import lifetimes_at
 
 FEW_STEPS, FEW_SAMPLES = 20, 8  # of the runs that orient rankings
 TOGETHER = 32  # samples that are audited at a time

@@ -6,7 +6,6 @@ from typing import Any, get_args
 import numpy as np
 
 from tenuto.models.architecture import NoiseLevels
-from tenuto.scheduling.lifetimes import lifetimes
 from tenuto_lab.judging.verdicts import Evidence
 from tenuto_lab.paper.conditions import Lab
 from tenuto_lab.paper.experiment_results import ClaimRow, ExperimentResult, spread
@@ -16,6 +15,7 @@ from tenuto_lab.probing.audit_inputs import ddim_betas
 from tenuto_lab.probing.bound import DIRECT, bound, ddim_alphas
 from tenuto_lab.probing.quantised import Bits, scores_quantised
 from tenuto_lab.probing.sensitivity import spearman
+from tenuto_lab.units.lifetimes import lifetimes
 
 FROZEN = 0.35  # share of the steps before the freeze
 

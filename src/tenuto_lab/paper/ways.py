@@ -11,7 +11,6 @@ import numpy as np
 
 from tenuto import deciding
 from tenuto.sampling.pictures import Solver
-from tenuto.scheduling.lifetimes import lifetimes
 from tenuto.scheduling.rewrite import rewrite
 from tenuto.scheduling.schedule import Schedule
 from tenuto.scoring.units import block_of
@@ -21,6 +20,7 @@ from tenuto_lab.judging.verdicts import Evidence, Verdict, alike, at_least, at_m
 from tenuto_lab.paper.conditions import Lab
 from tenuto_lab.paper.experiment_results import ClaimRow, Nearness
 from tenuto_lab.paper.trials import Bench, Trial, Way, difference, fid_gain, scheduled
+from tenuto_lab.units.lifetimes import lifetimes
 
 BUDGETS = {"llada": 0.35, "dit": 0.34, "uvit": 0.36, "unet": 0.32}  # the paper's
 FULL = {"llada": 68.3, "dit": 2.27, "uvit": 3.08, "unet": 7.84}  # the paper's full inference: GSM8K, or FID

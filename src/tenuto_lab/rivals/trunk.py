@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tenuto.models.dit import DiT, modulate
 from tenuto.models.layers import timestep_embedding, unpatchify
-from tenuto.models.uvit import UViT
 from tenuto.runtime.residual import Branch, plain
+from tenuto_lab.networks.uvit import UViT
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,15 @@ from torch import Tensor
 
 from tenuto.errors import ScheduleError
 from tenuto.models.architecture import Architecture
-from tenuto.models.diffusers.sites import TEXT_TOKENS
-from tenuto.runtime.executor import Executor
+from tenuto.runtime.executor import UNITS, Executor
 from tenuto.sampling.pictures import prepared
 from tenuto.scheduling.schedule import Keep, Schedule
 from tenuto.scoring.scores import Scores
 from tenuto.scoring.units import Unit
 from tenuto_lab.candidates.padded import PaddedExecutor
+from tenuto_lab.seam.sites import TEXT_TOKENS
 from tenuto_lab.speed.timed_schedules import everything, refreshed, scattered_lifetimes, spectral_lifetimes
+from tenuto_lab.units.unit_executor import UnitExecutor
 
 # How a rung runs: in a mode of the executor, or by one graph that computes everything (candidates.padded).
 RunMode = Literal["eager", "skip", "padded", "jagged"]
@@ -277,12 +278,12 @@ def _time(subject: TimedNetwork, rung: Rung, repeats: int, memory: int | None = 
 
 
 def _executor(network: Any, rung: Rung, memory: int | None) -> Executor:
-    if rung.mode != "padded":
-        return Executor(
-            network, rung.schedule, mode=rung.mode, compiled=rung.compiled, memory=memory, offload=rung.offload
-        )
-    assert rung.schedule is not None
-    return PaddedExecutor(network, rung.schedule, compiled=rung.compiled)
+    schedule, mode = rung.schedule, rung.mode
+    if schedule is None or schedule.keep not in UNITS:
+        return Executor(network, schedule, mode=mode, compiled=rung.compiled)  # type: ignore[arg-type]
+    if mode == "padded":
+        return PaddedExecutor(network, schedule, compiled=rung.compiled)
+    return UnitExecutor(network, schedule, mode=mode, compiled=rung.compiled, memory=memory, offload=rung.offload)
 
 
 def _compare(row: Timing, rung: Rung, known: Mapping[tuple[str, bool, str], Timing]) -> None:

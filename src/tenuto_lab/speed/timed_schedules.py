@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from tenuto.errors import UsageError
-from tenuto.scheduling.lifetimes import lifetime_pattern, lifetimes_at, tau_for_budget
 from tenuto.scheduling.making import make
 from tenuto.scheduling.refresh import refresh_pattern
 from tenuto.scheduling.schedule import Keep, Predict, Schedule
 from tenuto.scoring.scores import Scores, normalised
 from tenuto.scoring.units import Granularity, Unit, Unscored, block_of
+from tenuto_lab.units.lifetimes import lifetime_pattern, lifetimes_at, tau_for_budget
 
 
 def everything(units: Sequence[Unit], steps: int) -> Schedule:

@@ -10,20 +10,21 @@ import torch
 
 import tenuto
 from tenuto.errors import UsageError
-from tenuto.models import Model, llada, uvit
+from tenuto.models import Model, llada
 from tenuto.models.llada import LLaDA
 from tenuto.runtime.residual import plain
 from tenuto.sampling.masked import MaskedSampling, generate_tokens
 from tenuto.sampling.pictures import make_solver
-from tenuto.scheduling.lifetimes import lifetimes
 from tenuto_lab.candidates.ranked_lifetimes import lifetimes_by
+from tenuto_lab.networks import uvit
 from tenuto_lab.probing.audit import audit, directional
 from tenuto_lab.probing.audit_inputs import conditioning_of, ddim_betas
 from tenuto_lab.probing.audit_results import from_json, joined, line_r2, moments, to_json
 from tenuto_lab.probing.trajectory import RecordedEvaluation, record
+from tenuto_lab.units.lifetimes import lifetimes
 from tests.conftest import random_dit, write_checkpoint
+from tests.lab.networks.test_uvit import random_uvit
 from tests.models.test_llada import TINY as LLADA
-from tests.models.test_uvit import random_uvit
 
 STEPS = 10
 

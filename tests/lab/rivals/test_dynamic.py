@@ -10,9 +10,9 @@ import torch
 
 import tenuto
 from tenuto.errors import UsageError
-from tenuto.models import Model, unet, uvit
-from tenuto.models.diffusers.attachment import attach
-from tenuto.models.uvit import UViT, UViTConfig
+from tenuto.models import Model
+from tenuto_lab.networks import unet, uvit
+from tenuto_lab.networks.uvit import UViT, UViTConfig
 from tenuto_lab.rivals import FirstBlock, first_block
 from tenuto_lab.rivals.dual_block import DualBlock
 from tenuto_lab.rivals.dynamic import NAMES, Case, Run, at_cost, draws, unable
@@ -22,6 +22,7 @@ from tenuto_lab.rivals.strong_solvers import sample
 from tenuto_lab.rivals.token_caches import Calibration, MovedInput, MovedSize, TokenCache, filtered
 from tenuto_lab.rivals.trunk import Stem, evaluated, stem_of
 from tenuto_lab.rivals.whole_output import full_run
+from tenuto_lab.seam.attachment import attach
 from tests.conftest import random_dit
 from tests.helpers.denoisers import make
 

@@ -9,10 +9,10 @@ import tenuto
 from tenuto.errors import UsageError
 from tenuto.runtime.executor import Executor
 from tenuto.runtime.residual import plain
-from tenuto.scheduling.lifetimes import lifetimes
 from tenuto_lab.rivals import ActivationDrift, DeepCache, shallow_units
+from tenuto_lab.units.lifetimes import lifetimes
 from tests.conftest import random_dit, write_checkpoint
-from tests.models.test_uvit import random_uvit
+from tests.lab.networks.test_uvit import random_uvit
 
 STEPS = 6
 
@@ -23,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def uvit() -> tuple[Any, list[str]]:
-    from tenuto.models.uvit import units
+    from tenuto_lab.networks.uvit import units
 
     network = random_uvit()
     return network, [unit.name for unit in units(network.config)]

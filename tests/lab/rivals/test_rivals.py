@@ -12,13 +12,12 @@ import torch
 
 import tenuto
 from tenuto.errors import UsageError
-from tenuto.models import Model, unet
-from tenuto.models.diffusers.attachment import attach
+from tenuto.models import Model
 from tenuto.runtime.executor import Executor
-from tenuto.scheduling.lifetimes import lifetimes
 from tenuto.scheduling.schedule import Keep, Predict
 from tenuto.scoring.scores import Scores, UnitScore
 from tenuto_lab.candidates.composition import both
+from tenuto_lab.networks import unet
 from tenuto_lab.rivals import (
     DeepCache,
     FirstBlock,
@@ -33,6 +32,8 @@ from tenuto_lab.rivals import (
     smooth_cache_at,
     smooth_row,
 )
+from tenuto_lab.seam.attachment import attach
+from tenuto_lab.units.lifetimes import lifetimes
 from tests.conftest import random_dit
 from tests.helpers.denoisers import branches_seen, inputs, make, run
 

@@ -1,1 +1,1 @@
-"""diffusers' own denoisers, whose residual additions go through the seam."""
+"""What is known of diffusers' pipelines: which parts denoise, whether their weights changed, and private names."""

@@ -7,7 +7,6 @@ from diffusers import DiffusionPipeline
 from torch import nn
 
 from tenuto.errors import TenutoError, UsageError
-from tenuto.models.diffusers.blocks import DENOISERS
 from tenuto.runtime.private_torch import inner_module
 
 FIRST = ("unet", "transformer", "transformer_2")
@@ -27,16 +26,11 @@ def denoiser_of(target: Any) -> nn.Module:
     raise UsageError(f"A model, its name or path, or a diffusers pipeline is needed, not a {type(target).__name__}.")
 
 
-def names_in(pipeline: Any, with_units: bool = False) -> list[str]:
-    """The attribute names of a pipeline's networks that its loop evaluates: denoisers, and what runs beside them.
-
-    with_units  only those whose units are known
-    """
+def names_in(pipeline: Any) -> list[str]:
+    """The attribute names of a pipeline's networks that its loop evaluates: denoisers, and what runs beside them."""
     parts = {name: part for name, part in pipeline.components.items() if isinstance(part, nn.Module)}
     names = [name for name in FIRST if name in parts]
     names += [name for name in parts if name not in FIRST and not OTHERS.match(name)]
-    if with_units:
-        names = [name for name in names if isinstance(inner_module(parts[name]), tuple(DENOISERS))] or names[:1]
     if not names:
         raise TenutoError(f"A {type(pipeline).__name__} has no network that denoises (a unet, a transformer, a prior).")
     return names

@@ -7,10 +7,11 @@ from torch import nn
 
 from tenuto.errors import ScheduleError, first_line
 from tenuto.runtime.signature import Signature, hashable
-from tenuto.runtime.units.chain import Chain, chain_of
-from tenuto.runtime.units.plan import Plan, fitting_plan, make_plan
-from tenuto.scheduling.lifetimes import with_fewer_lifetimes
+from tenuto.runtime.stages import Inputs, Unrecorded
 from tenuto.scheduling.schedule import Schedule
+from tenuto_lab.units.chain import Chain, chain_of
+from tenuto_lab.units.lifetimes import with_fewer_lifetimes
+from tenuto_lab.units.plan import Plan, fitting_plan, make_plan
 
 CHAINS = 64  # signatures of inputs whose chains are remembered
 
@@ -62,17 +63,14 @@ class Planner:
                 self._chains[signature] = known
         return known
 
-    def plan_or_none(
-        self, signature: Signature, inputs: Sequence[Any], named: Mapping[str, Any], warn: Callable[[str], None]
-    ) -> Plan | None:
-        """The plan. If the network cannot be looked at without running it: None, and a warning."""
+    def plan_for(self, kind: Inputs) -> Plan:
+        """The plan for such inputs. `Unrecorded` if the network cannot be looked at without running it."""
         try:
-            chain = self.chain(signature, inputs, named)
+            chain = self.chain(*kind)
         except ScheduleError:
             raise
         except Exception as error:  # a network may do anything with tensors that have no values
-            warn(f"the network cannot be looked at beforehand ({first_line(error)})")
-            return None
+            raise Unrecorded(f"the network cannot be looked at beforehand ({first_line(error)})") from error
         return self.plan(chain)[0]
 
     def _bounded(self, chain: Chain) -> tuple[Plan, str]:

@@ -8,11 +8,12 @@ from tenuto.errors import ScheduleError, UsageError
 from tenuto.models.llada import LLaDA, units
 from tenuto.runtime.executor import Executor
 from tenuto.runtime.residual import plain
-from tenuto.runtime.units.holding import Planes, Unplanned
-from tenuto.runtime.units.plan import make_plan
 from tenuto.sampling.masked import MaskedSampling, RowsOf, generate_tokens
 from tenuto.scheduling.schedule import Schedule
 from tenuto_lab.candidates.padded import Padded
+from tenuto_lab.units.holding import Planes, Unplanned
+from tenuto_lab.units.plan import make_plan
+from tenuto_lab.units.unit_executor import UnitExecutor
 from tests.models.test_llada import TINY, make_network
 
 PROMPTS = [[2, 3, 4, 5, 6], [7, 8, 9, 10, 11]]
@@ -90,14 +91,14 @@ def test_held_units_are_computed_at_the_rows_and_nowhere_else(network, held):
 def test_every_residual_does_the_same(network, kind):
     wanted, steps = schedule(), some_steps(8, seed=1)
     expected = by_the_book(network, wanted, steps)
-    plan = Executor(network, wanted).plan(steps[0][0])
+    plan = UnitExecutor(network, wanted).plan(steps[0][0])
     if kind == "planes":
         planes = Planes(plan, CPU)
     residual = {"padded": lambda: Padded(wanted, plan.chain, CPU), "unplanned": lambda: Unplanned(wanted)}.get(kind)
     residual = residual() if residual else None
     for step, (tokens, rows) in enumerate(steps):
         if kind == "planes":
-            from tenuto.runtime.units.holding import Holding
+            from tenuto_lab.units.holding import Holding
 
             planes.at(step)
             now = Holding(plan, planes, plan.steps[step], rows)
@@ -166,7 +167,7 @@ def test_what_is_unclear_is_refused(network):
 
 
 def test_units_with_rows_are_kept_apart(network):
-    plan = make_plan(schedule(), Executor(network, schedule()).plan(torch.zeros(1, 6, dtype=torch.long)).chain)
+    plan = make_plan(schedule(), UnitExecutor(network, schedule()).plan(torch.zeros(1, 6, dtype=torch.long)).chain)
     assert all(cell.alone for cell in plan.cells) and len(plan.cells) == len(units(TINY))
 
 

@@ -12,12 +12,12 @@ from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
 from tenuto.errors import TenutoError
-from tenuto.models.diffusers import transformer_blocks
 from tenuto.models.diffusers.private_diffusers import run_feed_forward
-from tenuto.models.diffusers.sites import TEXT_TOKENS, Site, attention_unit, mlp_unit
 from tenuto.runtime.compilation import branch_function, function_of_many_shapes
 from tenuto.runtime.residual import Deferred, Residual
 from tenuto.scoring.units import Component, Matrix, Unit
+from tenuto_lab.seam import transformer_blocks
+from tenuto_lab.seam.sites import TEXT_TOKENS, Site, attention_unit, mlp_unit
 
 SAMPLE_SIZE = 64  # costs assume this size if a UNet's config has none
 

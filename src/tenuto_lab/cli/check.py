@@ -9,9 +9,9 @@ import typer
 from tenuto.cli.app import MOST, AsJson, Device, ModelName, Seed, app, real_text
 
 if TYPE_CHECKING:
-    from tenuto.checking import Check
     from tenuto.models import Model
     from tenuto.scheduling.schedule import Schedule
+    from tenuto_lab.checking import Check
 
 CAPTIONS = ("a red car", "a horse", "a ship", "a dog")
 PROMPTS = ("The old man looked at the sea, and", "It was a cold evening, and")
@@ -35,8 +35,6 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Say whether a schedule is safe: compare a few samples with it and without. Ends with 1 if it is not safe."""
-    from tenuto.checking import check as compare
-    from tenuto.checking import safe_alternative
     from tenuto.cli.app import check_device
     from tenuto.cli.console import print_json, progress
     from tenuto.cli.extras import needs
@@ -45,6 +43,8 @@ def check(
     from tenuto.models import load
     from tenuto.sampling.masked import block_length_for
     from tenuto.scheduling.schedule import load_schedule
+    from tenuto_lab.checking import check as compare
+    from tenuto_lab.checking import safe_alternative
 
     if png is not None:
         needs("--png", "plots")
@@ -105,9 +105,9 @@ def _alternative(better: "Check") -> dict[str, Any]:
 
 
 def _tell(result: "Check", better: "Check | None", schedule: "Schedule", png: Path | None) -> None:
-    from tenuto.checking import MARGIN
     from tenuto.cli.console import counted, out, quoted, say
     from tenuto.deciding import advice
+    from tenuto_lab.checking import MARGIN
 
     word = "Safe" if result.safe else "Not safe"
     out.print(f"[bold]{word}[/]: {quoted(result.verdict)} ({counted(len(result.likeness), 'sample')} compared).")

@@ -14,17 +14,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tenuto.errors import ScheduleError, UsageError
-from tenuto.runtime.executor import Executor, Slower, executor_for
+from tenuto.runtime.executor import Slower, executor_for
 from tenuto.runtime.prediction import polynomial_weights
 from tenuto.runtime.residual import plain
-from tenuto.runtime.units import kernels
-from tenuto.runtime.units.chain import chain_of
-from tenuto.runtime.units.holding import Holding, Planes, Unplanned
-from tenuto.runtime.units.offloading import AHEAD, HostPlanes
-from tenuto.runtime.units.plan import make_plan
-from tenuto.scheduling.lifetimes import with_fewer_lifetimes
 from tenuto.scheduling.schedule import Schedule
 from tenuto_lab.candidates.padded import Padded
+from tenuto_lab.units import kernels
+from tenuto_lab.units.chain import chain_of
+from tenuto_lab.units.holding import Holding, Planes, Unplanned
+from tenuto_lab.units.lifetimes import with_fewer_lifetimes
+from tenuto_lab.units.offloading import AHEAD, HostPlanes
+from tenuto_lab.units.plan import make_plan
+from tenuto_lab.units.unit_executor import UnitExecutor
 
 
 class Net(nn.Module):
@@ -109,7 +110,7 @@ def expected(net, schedule):
 @settings(deadline=None, max_examples=150)
 def test_skipping_follows_the_schedule(schedule):
     net = Net()
-    generation = Executor(net, schedule).start()
+    generation = UnitExecutor(net, schedule).start()
     for (x, gate), want in zip(inputs(schedule.steps), expected(net, schedule), strict=True):
         torch.testing.assert_close(generation(x, gate), want, rtol=1e-9, atol=1e-9)
     assert len(generation._units) == 0
@@ -218,7 +219,7 @@ PLANE = 2 * 3 * 4 * 8  # bytes
 )
 def test_a_plan_keeps_within_its_memory_and_says_what_it_gave_up(planes, predict, keep):
     schedule = table(["#..#..#.."] * 8, "linear", "branch")
-    executor = Executor(Net(), schedule, memory=planes * PLANE)
+    executor = UnitExecutor(Net(), schedule, memory=planes * PLANE)
     got = run(executor)
     assert executor.plan(*next(inputs(1))).cache_bytes <= planes * PLANE
     assert executor.report().cache_bytes <= planes * PLANE
@@ -231,7 +232,7 @@ def test_a_plan_keeps_within_its_memory_and_says_what_it_gave_up(planes, predict
 
 def test_memory_that_cannot_be_kept_to_is_refused():
     with pytest.raises(ScheduleError, match=r"keeps less than 576 bytes, and 100 are allowed"):
-        run(Executor(Net(), table(["#..#..#.."] * 8, "linear", "branch"), memory=100))
+        run(UnitExecutor(Net(), table(["#..#..#.."] * 8, "linear", "branch"), memory=100))
 
 
 def test_lifetimes_of_neighbours_are_made_alike_where_memory_is_short():
@@ -247,7 +248,7 @@ def test_lifetimes_of_neighbours_are_made_alike_where_memory_is_short():
     ]
     schedule = table(rows)
     alone = make_plan(schedule, chain_of(Net(), next(inputs(1)), {})).cache_bytes
-    executor = Executor(Net(), schedule, memory=alone - PLANE)
+    executor = UnitExecutor(Net(), schedule, memory=alone - PLANE)
     got = run(executor)
     assert executor.report().cache_bytes < alone
     assert "each that of 2 neighbours" in executor.report().given_up
@@ -260,12 +261,12 @@ def test_lifetimes_of_neighbours_are_made_alike_where_memory_is_short():
 def test_a_bound_on_graphs_merges_the_nearest_lifetimes():
     rows = ["#.........", "##........", "##........", "#####.....", "######....", "########..", *["##########"] * 2]
     assert len(make_plan(table(rows), chain_of(Net(), next(inputs(1)), {})).programs) > 6
-    executor = Executor(Net(), table(rows), graphs=6)
+    executor = UnitExecutor(Net(), table(rows), graphs=6)
     run(executor)
     assert len(executor.plan(*next(inputs(1))).programs) <= 6
     assert "6 lifetimes became" in executor.report().given_up
     with pytest.raises(UsageError, match="Only schedules of lifetimes"):
-        run(Executor(Net(), table(["#.#"] + ["#.."] * 7), graphs=1))
+        run(UnitExecutor(Net(), table(["#.#"] + ["#.."] * 7), graphs=1))
 
 
 def test_merging_moves_as_few_unit_steps_as_it_can():
@@ -310,7 +311,7 @@ def test_a_network_that_cannot_be_looked_at_beforehand_runs_right_and_says_so():
     for predict in ("constant", "linear"):
         schedule = table(["#..#.", "##.#.", *["#.#.#"] * 6], predict, "branch")
         with pytest.warns(Slower, match="cannot be looked at beforehand"):
-            got = run(Executor(Curious(), schedule))
+            got = run(UnitExecutor(Curious(), schedule))
         for a, b in zip(got, expected(Net(), schedule), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
@@ -319,7 +320,7 @@ def test_threads_do_not_disturb_one_another():
     net = Net()
     tables = [table(["#..#..#.."] * 8, "linear", "branch"), table(["##.......", "#.#.#.#.#", *["#...#...#"] * 6])]
     wants = [expected(net, one) for one in tables]
-    executors = [Executor(net, one) for one in tables]
+    executors = [UnitExecutor(net, one) for one in tables]
     with ThreadPoolExecutor(4) as threads:
         futures = [threads.submit(run, executors[i % 2]) for i in range(12)]
         for i, future in enumerate(futures):
@@ -347,7 +348,7 @@ def runs_as_the_schedule_says(network, rows, keep="update", predict="constant", 
     active = np.array([[mark == "#" for mark in row] for row in rows])
     schedule = Schedule(units, active, (1.0,) * len(rows), predict, keep, "toy", "sha256:toy")
     given = [torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(s)) for s in range(len(rows[0]))]
-    plain_steps, executor = Unplanned(schedule), Executor(network, schedule)
+    plain_steps, executor = Unplanned(schedule), UnitExecutor(network, schedule)
     skipping = executor.start()
     plan = executor.plan(given[0])
     static = Planes(plan, torch.device("cpu"))
@@ -423,7 +424,7 @@ def test_units_that_come_and_go_are_an_error():
 
     schedule = Schedule(("u0", "u1"), np.array([[1, 0], [1, 0]], bool), (1.0, 1.0), "constant", "update", "t", "s")
     network = Fickle(None)
-    generation = Executor(network, schedule).start()
+    generation = UnitExecutor(network, schedule).start()
     generation(torch.randn(2, 3))
     network.both = False
     with pytest.raises(ScheduleError, match="did not run u1"):
@@ -442,7 +443,7 @@ def test_looking_at_a_network_leaves_nothing_behind():
 
     schedule = Schedule(("u0",), np.array([[1, 0]], bool), (1.0,), "constant", "update", "t", "s")
     network = Lazy(None)
-    generation = Executor(network, schedule).start()
+    generation = UnitExecutor(network, schedule).start()
     assert type(generation(torch.randn(2, 3))) is torch.Tensor
     assert type(network.table) is torch.Tensor and type(network.late) is torch.Tensor
 
@@ -464,13 +465,13 @@ def test_options_that_cannot_work_together_are_refused():
     schedule = table(["#.."] * 8)
     for options in ({"mode": "skip", "offload": True},):
         with pytest.raises(UsageError):
-            Executor(Net(), schedule, **options)
+            UnitExecutor(Net(), schedule, **options)
     with pytest.raises(UsageError, match="predict 'constant'"):
-        Executor(Net(), table(["#.."] * 8, "linear"), offload=True)
+        UnitExecutor(Net(), table(["#.."] * 8, "linear"), offload=True)
 
 
 def test_what_was_given_up_is_told_of_every_shape():
-    executor = Executor(Net(), table(["#..#..#.."] * 8, "linear", "branch"), memory=7 * PLANE)
+    executor = UnitExecutor(Net(), table(["#..#..#.."] * 8, "linear", "branch"), memory=7 * PLANE)
     run(executor)
     x, gate = next(inputs(1))
     executor.plan(x[:1], gate[:1])  # half the batch fits as it is
@@ -511,7 +512,7 @@ def test_sums_of_held_neighbours_keep_the_precision_of_their_updates(width):
     names, active = tuple(f"u{i}" for i in range(width)), np.array([[1, 0]] * width, bool)
     schedule = Schedule(names, active, (1.0,) * width, "constant", "update", "toy", None)
     stream = torch.full((4, 16), 8.3, dtype=torch.bfloat16)
-    generation = Executor(Small(), schedule).start()
+    generation = UnitExecutor(Small(), schedule).start()
     first = generation(stream)
     (kept,) = generation._units._kept._kept.values()
     exact = sum(torch.tensor(0.01 * (i + 1.3), dtype=torch.bfloat16).double() for i in range(width))

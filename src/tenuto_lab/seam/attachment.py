@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from tenuto.errors import TenutoError, UsageError
 from tenuto.models.architecture import ConfigError
-from tenuto.models.diffusers import transformer_blocks
-from tenuto.models.diffusers.blocks import DENOISERS, sites_of
 from tenuto.models.diffusers.private_diffusers import FORWARD_BEHIND_HOOK
-from tenuto.models.diffusers.sites import Forward, Site
 from tenuto.runtime.residual import Branch, Residual, SeamForward, plain
 from tenuto.scoring.units import Unit
+from tenuto_lab.seam import transformer_blocks
+from tenuto_lab.seam.blocks import DENOISERS, sites_of
+from tenuto_lab.seam.sites import Forward, Site
 
 KNOWN_BLOCKS = (BasicTransformerBlock, ResnetBlock2D, Transformer2DModel, *transformer_blocks.BLOCKS)
 

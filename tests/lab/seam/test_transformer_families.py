@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import tenuto
-from tenuto.models.diffusers import transformer_blocks
-from tenuto.models.diffusers.attachment import attach, units_of
 from tenuto.runtime.compilation import branch_function
 from tenuto.runtime.executor import Executor
 from tenuto.runtime.residual import Branch, plain
-from tenuto.runtime.units.holding import Unplanned
 from tenuto.scheduling.schedule import Schedule
+from tenuto_lab.seam import transformer_blocks
+from tenuto_lab.seam.attachment import attach, units_of
+from tenuto_lab.units.holding import Unplanned
 from tests.helpers.denoisers import CountingResidual, make_schedule
 from tests.helpers.pipelines import TRANSFORMERS, transformer
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import tenuto
 from tenuto.runtime import stages
 from tenuto.runtime.executor import Slower
-from tenuto.runtime.units import chain
+from tenuto_lab.units import chain
 from tests.helpers.pipelines import FAMILIES, QUIET, denoiser_in, draw, tiny
 
 pytestmark = [*QUIET, pytest.mark.filterwarnings("ignore::tenuto.runtime.executor.Slower")]

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from tenuto.models.architecture import ConfigError
-from tenuto.models.uvit import UViT, UViTConfig, infer_config, units
-from tenuto.runtime.executor import Executor
 from tenuto.runtime.residual import plain
+from tenuto_lab.networks.uvit import UViT, UViTConfig, infer_config, units
+from tenuto_lab.units.unit_executor import UnitExecutor
 
 TINY = {"img_size": 8, "in_chans": 3, "embed_dim": 16, "depth": 4, "num_heads": 2, "num_classes": 5}
 
@@ -109,7 +109,7 @@ def test_skips_stay_live_when_everything_is_held():
     names = tuple(unit.name for unit in units(network.config))
     active = np.array([[True, False]] * len(names))
     schedule = Schedule(names, active, (1.0,) * len(names), "constant", "update", "toy", "sha256:toy")
-    executor = Executor(network, schedule)
+    executor = UnitExecutor(network, schedule)
     executor.plan(torch.zeros(1, 3, 8, 8), torch.tensor([3]), torch.tensor([1]))  # as long as it has no hooks
     calls = []
     for block in network.out_blocks:

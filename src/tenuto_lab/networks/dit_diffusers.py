@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from tenuto.models.architecture import Architecture, ConfigError
-from tenuto.models.diffusers.attached import Attached, DiffusersConfig, frozen
 from tenuto.models.dit import ARCHITECTURE as ORIGINAL
 from tenuto.runtime.residual import Residual, plain
 from tenuto.scoring.units import Unit
+from tenuto_lab.seam.attached import Attached, DiffusersConfig, frozen
 
 CLASS = "DiTTransformer2DModel"
 FIRST_CLASS = "Transformer2DModel"  # the name in the first published pipelines
@@ -83,7 +83,7 @@ class AttachedDiT(Attached):
 
 
 def units(config: DiTDiffusersConfig) -> tuple[Unit, ...]:
-    from tenuto.models.diffusers.attachment import units_of
+    from tenuto_lab.seam.attachment import units_of
 
     return units_of(config.to_diffusers())
 

@@ -6,15 +6,19 @@ file. diffusers' own converter renames the single file's tensors, which are stil
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tenuto.models import is_pipeline
 from tenuto.models.architecture import Architecture, ConfigError, NoiseLevels
-from tenuto.models.diffusers.attached import Attached, DiffusersConfig, frozen
 from tenuto.runtime.residual import Residual, plain
 from tenuto.scoring.units import Unit
+from tenuto_lab.networks.pipeline_texts import PipelineTexts
+from tenuto_lab.networks.text_encoder import load_text_encoder
+from tenuto_lab.seam.attached import Attached, DiffusersConfig, frozen
 
 CLASS = "UNet2DConditionModel"
 ORIGINAL_PREFIX = "model.diffusion_model."
@@ -78,7 +82,7 @@ class AttachedUNet(Attached):
 
 
 def units(config: UNetConfig) -> tuple[Unit, ...]:
-    from tenuto.models.diffusers.attachment import units_of
+    from tenuto_lab.seam.attachment import units_of
 
     return units_of(config.to_diffusers())
 
@@ -100,7 +104,7 @@ def infer_config(shapes: Mapping[str, tuple[int, ...]]) -> UNetConfig:
 
 
 def expected_shapes(config: UNetConfig) -> dict[str, tuple[int, ...]]:
-    from tenuto.models.diffusers.attachment import build
+    from tenuto_lab.seam.attachment import build
 
     with torch.device("meta"):
         return {key: tuple(value.shape) for key, value in build(config.to_diffusers()).state_dict().items()}
@@ -115,6 +119,13 @@ def stored_names(shapes: Mapping[str, Any], config: UNetConfig) -> dict[str, str
     # The converter only renames keys, so its values may be names instead of tensors.
     names: dict[str, str] = convert_ldm_unet_checkpoint({key: key for key in shapes}, config=config.to_diffusers())
     return names
+
+
+def captions(directory: Path, device: torch.device, dtype: torch.dtype) -> Any:
+    """The text encoder beside a UNet: its pipeline's, or our own small one."""
+    if is_pipeline(directory):
+        return PipelineTexts(directory, device, dtype)
+    return load_text_encoder(directory / "text_encoder").to(device)
 
 
 ARCHITECTURE = Architecture(
@@ -134,6 +145,7 @@ ARCHITECTURE = Architecture(
     guidance=3.0,
     held_time=0.12,
     noise=NOISE,
+    captions=captions,
     class_names=(CLASS,),
     read_config=UNetConfig.from_diffusers,
     stored_names=stored_names,

@@ -20,9 +20,9 @@ import torch
 
 from tenuto.errors import ScheduleError
 from tenuto.runtime.prediction import polynomial_weights
-from tenuto.runtime.units.chain import Chain, Link
-from tenuto.scheduling.lifetimes import is_of_lifetimes, with_neighbours_alike
 from tenuto.scheduling.schedule import Keep, Predict, Schedule
+from tenuto_lab.units.chain import Chain, Link
+from tenuto_lab.units.lifetimes import is_of_lifetimes, with_neighbours_alike
 
 
 @dataclass(frozen=True)

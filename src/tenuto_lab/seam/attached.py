@@ -49,7 +49,7 @@ class Attached(nn.Module):
 
     def __init__(self, config: DiffusersConfig) -> None:
         super().__init__()
-        from tenuto.models.diffusers.attachment import attach, build
+        from tenuto_lab.seam.attachment import attach, build
 
         self.config = config
         self.denoiser: Any = build(config.to_diffusers())

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tenuto.errors import UsageError
-from tenuto.runtime.units.holding import Holding, Planes
-from tenuto.runtime.units.plan import Cell, Plan
+from tenuto_lab.units.holding import Holding, Planes
+from tenuto_lab.units.plan import Cell, Plan
 
 AHEAD = 2  # values on their way; each takes the memory of one on the device
 

@@ -15,13 +15,14 @@ from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
 from tenuto.errors import TenutoError, UsageError
-from tenuto.models import dit, unet
+from tenuto.models import dit
 from tenuto.models.architecture import ConfigError
-from tenuto.models.diffusers.attachment import attach, units_of
 from tenuto.pipelines.enable import accelerated
 from tenuto.runtime.residual import Branch, plain
-from tenuto.runtime.units.holding import Unplanned
 from tenuto.scheduling.schedule import Schedule
+from tenuto_lab.networks import unet
+from tenuto_lab.seam.attachment import attach, units_of
+from tenuto_lab.units.holding import Unplanned
 from tests.helpers.denoisers import DIT, SD_1, SDXL, CountingResidual, inputs, make, make_schedule, run
 
 # ------------------------------------------------------------------------------------------------------- attaching

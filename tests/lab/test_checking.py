@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 import tenuto
-from tenuto.checking import SHARES, Check, Probing, check, of_pictures, of_two_texts, safe_alternative
 from tenuto.errors import UsageError
 from tenuto.models import Model
+from tenuto.quality import of_pictures, of_two_texts
 from tenuto.runtime.executor import Executor
 from tenuto.scheduling.schedule import Schedule
+from tenuto_lab.checking import SHARES, Check, Probing, check, safe_alternative
 from tests.conftest import random_dit
 
 

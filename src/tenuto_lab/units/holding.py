@@ -17,9 +17,9 @@ from tenuto.runtime.compilation import computed
 from tenuto.runtime.positions import put_
 from tenuto.runtime.prediction import polynomial_weights
 from tenuto.runtime.residual import Branch, Residual
-from tenuto.runtime.units.kernels import add_held, add_held_planes
-from tenuto.runtime.units.plan import Action, Cell, Moment, Plan, Storage
 from tenuto.scheduling.schedule import Schedule
+from tenuto_lab.units.kernels import add_held, add_held_planes
+from tenuto_lab.units.plan import Action, Cell, Moment, Plan, Storage
 
 
 class Cache(Protocol):

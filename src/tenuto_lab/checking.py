@@ -19,31 +19,21 @@ from torch import Tensor, nn
 
 from tenuto.errors import UsageError
 from tenuto.models import Model
-from tenuto.quality import ALIKE, psnr
+from tenuto.quality import ALIKE, of_pictures, psnr
 from tenuto.runtime.compilation import computed
 from tenuto.runtime.executor import Executor
 from tenuto.runtime.residual import Branch, plain
-from tenuto.runtime.units.holding import Unplanned
 from tenuto.sampling.decoding import decoder_of
 from tenuto.sampling.masked import MaskedSampling, encoded, sampling_for, write_tokens
 from tenuto.sampling.pictures import generate
 from tenuto.scheduling.refresh import like
 from tenuto.scheduling.schedule import Predict, Schedule
+from tenuto_lab.units.holding import Unplanned
 
 AGREE = 0.95  # a schedule is safe if at least this share of the worst text's tokens agree
 SHARES = (8, 6, 5, 4, 3, 2)  # one step of so many is computed in the schedules that are tried for a safe one
 DEGREES: tuple[Predict, ...] = ("quadratic", "linear")
 MARGIN = 3.0  # dB above the threshold; other pictures than those compared may be this much worse
-WORDS = (
-    (40.0, "cannot be told from those of the full run"),
-    (ALIKE, "differ from those of the full run in ways that are hard to see"),
-    (20.0, "differ visibly from those of the full run"),
-    (-np.inf, "have little to do with those of the full run"),
-)
-DIVERGES = (
-    "Once a token differs, all later tokens depend on it, so the share of equal tokens says little about quality. "
-    "Read both texts, or let `tenuto check` compare them step by step."
-)
 
 
 @dataclass(frozen=True)
@@ -80,30 +70,6 @@ class Check:
         order = np.argsort(self.errors, axis=None)[::-1][:count]
         places = [np.unravel_index(i, self.errors.shape) for i in order]
         return [(names[u], int(s) + 1, float(self.errors[u, s])) for u, s in places if self.errors[u, s]]
-
-
-def of_pictures(decibels: Sequence[float]) -> str:
-    """Says in words how near pictures are to those of the full run."""
-    differing = [value for value in decibels if np.isfinite(value)]
-    same = len(decibels) - len(differing)
-    if not differing:
-        return "the pictures are identical to those of the full run"
-    words = next(words for least, words in WORDS if min(differing) >= least)
-    if len(decibels) == 1:
-        return f"the pictures {words}: {differing[0]:.1f} dB"
-    figures = f"{np.mean(differing):.1f} dB on average, the worst {min(differing):.1f} dB"
-    return f"the pictures {words}: {figures}" + (f"; {same} of {len(decibels)} are identical" if same else "")
-
-
-def of_two_texts(tokens: Sequence[int], reference: Sequence[int]) -> str:
-    """Says in words how far a text follows the full run's text, and what this means."""
-    pairs = list(zip(tokens, reference, strict=True))
-    first = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
-    if first is None:
-        return "The text is identical to that of the full run."
-    equal = sum(one == other for one, other in pairs) / len(pairs)
-    begins = "the first token" if first == 0 else f"token {first + 1}"
-    return f"The texts differ from {begins} on, and {equal:.0%} of their {len(pairs)} tokens are equal. {DIVERGES}"
 
 
 def _of_texts(shares: Sequence[float]) -> str:

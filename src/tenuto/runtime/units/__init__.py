@@ -1,1 +1,0 @@
-"""Schedules that hold single units: how a network's units follow one another, and where each is kept."""

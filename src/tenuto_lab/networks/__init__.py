@@ -1,0 +1,1 @@
+"""Architectures of the paper's experiments, beside those of the product (tenuto.models)."""

@@ -1,0 +1,1 @@
+"""Schedules that hold single units: the lifetimes of the paper, and how a network runs under such a schedule."""
