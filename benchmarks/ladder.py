@@ -17,11 +17,11 @@ import torch
 import typer
 
 from benchmarks.places import ROOT, results_of
-from tenuto.deciding import score
 from tenuto.files import read_json, write_json, write_text
 from tenuto.models import architecture
 from tenuto.provenance import commit, provenance
 from tenuto_lab.networks.unet import UNetConfig
+from tenuto_lab.scoring.scoring_models import score
 from tenuto_lab.speed.end_to_end import end_to_end
 from tenuto_lab.speed.ladder import TimedNetwork, ceilings, ladder, measure, timed_network, where_time_goes
 from tenuto_lab.speed.ladder_report import ladder_picture, ladder_tables

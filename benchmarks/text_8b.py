@@ -38,7 +38,7 @@ from tenuto.sampling import parallel
 from tenuto.sampling.masked import MaskedSampling, write_tokens
 from tenuto.scheduling.rewrite import rewrite
 from tenuto.scheduling.schedule import Schedule
-from tenuto.scoring.units import Unscored
+from tenuto.scheduling.units import Unscored
 from tenuto_lab.rivals.text import fast_dllm
 
 RESULTS = results_of("text_8b")

@@ -14,10 +14,10 @@ import tenuto
 from tenuto.errors import CheckpointError, TenutoError
 from tenuto.models import open_model
 from tenuto.scheduling.schedule import load_schedule
-from tenuto.scoring.scores import load_scores
 from tenuto_lab.full_size.published_tasks import records
 from tenuto_lab.full_size.tasks import read_tasks
 from tenuto_lab.paper.writing_bench import read_problems
+from tenuto_lab.scoring.scores import load_scores
 from tests.conftest import random_dit, write_checkpoint
 
 

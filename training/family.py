@@ -33,8 +33,8 @@ from torch import Tensor, nn
 from tenuto.errors import UsageError
 from tenuto.files import read_json, replacing, write_json, write_text
 from tenuto.models import OWN_FIELDS
+from tenuto.models.checkpoint import open_checkpoint
 from tenuto.models.dit import DiT, DiTConfig
-from tenuto.scoring.checkpoint import open_checkpoint
 from tenuto.showing.images import grid, save_image
 from training.autoencoder import WEIGHTS, Autoencoder, load_autoencoder
 from training.card import table, training_section

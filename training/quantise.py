@@ -18,10 +18,10 @@ from torch import Tensor
 from tenuto.errors import UsageError
 from tenuto.files import read_json, write_json, write_text
 from tenuto.models import load
+from tenuto.models.checkpoint import SCALE, open_checkpoint
 from tenuto.provenance import provenance
 from tenuto.quality import psnr
 from tenuto.sampling.pictures import generate
-from tenuto.scoring.checkpoint import SCALE, open_checkpoint
 from tenuto_lab.judging.judges import picture_judge
 from tenuto_lab.judging.statistics import mean_interval
 from training.autoencoder import load_autoencoder

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tenuto.runtime.positions import places_of, take
 from tenuto.runtime.residual import Residual, plain
-from tenuto.scoring.units import Unit
+from tenuto.scheduling.units import Unit
 
 Rotate = Callable[[Tensor, Tensor], Tensor]  # (queries or keys [B, heads, N, d_h], places [B or 1, N])
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from benchmarks.scaling.drawing import Network, Requests
 from benchmarks.scaling.ways import FEWER, MANY, MANY_STEPS, OURS, SOLVER, STEPS, Way, paper, rivals
-from tenuto.deciding import score
 from tenuto.quality import psnr
 from tenuto_lab.frontier.measurements import HIGHEST
 from tenuto_lab.judging.judges import PictureJudge, picture_judge
 from tenuto_lab.judging.statistics import Distance, mean_interval
+from tenuto_lab.scoring.scoring_models import score
 
 BUDGETS = (0.34, 0.25, 0.2, 0.13)
 CONVERGED = 500  # steps

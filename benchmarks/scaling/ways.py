@@ -13,9 +13,9 @@ from torch import Tensor
 from benchmarks.scaling.drawing import Requests, set_times
 from tenuto.errors import UsageError
 from tenuto.runtime.executor import Executor
-from tenuto.scoring.scores import Scores
 from tenuto_lab.rivals.strong_solvers import Course, Setting, course, sample, settings
 from tenuto_lab.rivals.whole_output import Cache, full_run, methods, sample_held
+from tenuto_lab.scoring.scores import Scores
 from tenuto_lab.units.lifetimes import lifetimes
 
 OURS, MANY = "tenuto", "tenuto, 250 steps"

@@ -16,7 +16,7 @@ from benchmarks.networks_of_others.masked import MaskedCase
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.masked import generate_tokens
 from tenuto.scheduling.rewrite import rewrite
-from tenuto.scoring.units import Unscored
+from tenuto.scheduling.units import Unscored
 from tenuto_lab.frontier.measurements import compared
 from tenuto_lab.judging.statistics import mean_interval
 

@@ -24,7 +24,6 @@ _HOMES = {
     "summary": "tenuto.pipelines.enable",
     "compare": "tenuto.comparing",
     "load": "tenuto.models",
-    "score": "tenuto.deciding",
     "schedule": "tenuto.deciding",
     "generate": "tenuto.sampling.pictures",
     "generate_text": "tenuto.sampling.masked",
@@ -35,10 +34,9 @@ _HOMES = {
     "Sampling": "tenuto.sampling.pictures",
     "Schedule": "tenuto.scheduling.schedule",
     "load_schedule": "tenuto.scheduling.schedule",
-    "Scores": "tenuto.scoring.scores",
-    "load_scores": "tenuto.scoring.scores",
     "TenutoError": "tenuto.errors",
 }
+_OFFERED = ("score", "Scores", "load_scores")  # by the laboratory
 _MODULES = ("text",)  # tenuto.text needs no import of its own
 __all__ = [
     "MaskedSampling",
@@ -70,7 +68,7 @@ __all__ = [
 if TYPE_CHECKING:
     from tenuto import text
     from tenuto.comparing import compare
-    from tenuto.deciding import schedule, score
+    from tenuto.deciding import schedule
     from tenuto.errors import TenutoError
     from tenuto.models import Model, load
     from tenuto.pipelines.enable import accelerated, configure, disable, enable, running, summary
@@ -78,8 +76,11 @@ if TYPE_CHECKING:
     from tenuto.sampling.masked import MaskedSampling, generate_text
     from tenuto.sampling.pictures import Sampling, generate
     from tenuto.scheduling.schedule import Schedule, load_schedule
-    from tenuto.scoring.scores import Scores, load_scores
     from tenuto.showing.images import save_images
+
+    score: Any
+    Scores: Any
+    load_scores: Any
 
 
 def __dir__() -> list[str]:
@@ -89,8 +90,11 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"tenuto.{name}")
-    if name not in _HOMES:
+    if name not in (*_HOMES, *_OFFERED):
         raise AttributeError(f"module 'tenuto' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    if name in _OFFERED:
+        value = import_module("tenuto.laboratory").offered(name)
+    else:
+        value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

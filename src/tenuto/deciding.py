@@ -1,4 +1,4 @@
-"""The two decisions of the package as functions: score a model's units, and schedule what is computed when."""
+"""The decision of the package as a function: schedule what is computed when."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -7,19 +7,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
-from tenuto import __version__
 from tenuto.errors import UsageError
-from tenuto.journal import Journal
 from tenuto.laboratory import offered
 from tenuto.models import Model, Stored, architecture, architectures, open_model
 from tenuto.models.architecture import Architecture
 from tenuto.scheduling.schedule import Schedule
-from tenuto.scoring.checkpoint import ModuleTensors
-from tenuto.scoring.scores import Progress, Scores, score_tensors, silent
-from tenuto.scoring.spectrum import ETA
-from tenuto.scoring.units import WHOLE, Granularity, Subject, Unscored
+from tenuto.scheduling.units import WHOLE, Subject, Unscored
 
 FEW_STEPS = 12  # with so many steps or fewer, users are told what can be gained
 Policy = Literal["refresh", "rewrite", "lifetimes"]
@@ -51,54 +44,9 @@ POLICIES: Mapping[str, PolicyKind] = {
 }
 
 
-def score(
-    model: Model | Stored | str | Path | Any,
-    *,
-    eta: float = ETA,
-    device: str | torch.device | None = None,
-    progress: Progress = silent,
-    journal: Journal | None = None,
-    granularity: Granularity = "branch",
-) -> Scores:
-    """The score of every unit: of a loaded model, or of a checkpoint (name, path, hub id) without building it.
-
-    A diffusers pipeline, or its denoiser (a UNet2DConditionModel, a FluxTransformer2DModel, …), is scored with its
-    current weights: dequantised, and with its active adapters.
-
-    With `granularity="block"` the units of a block share one score, the sum over its branches, as the paper counts.
-    A `journal` (see `journal_of`) records finished tensors, so that an interrupted call can continue where it stopped.
-    """
-    if not 0 < eta < math.inf:
-        raise UsageError(f"η must be positive and finite, not {eta}.")
-    if isinstance(model, str | Path):
-        model = open_model(str(model))
-    if not isinstance(model, Model | Stored):
-        scored: Scores = offered("denoiser_scores")(
-            model, eta=eta, device=device, progress=progress, granularity=granularity
-        )
-        return scored
-    return score_tensors(
-        model.checkpoint if isinstance(model, Stored) else ModuleTensors(model.network),
-        model.units,
-        model=model.name,
-        architecture=model.architecture.name,
-        eta=eta,
-        device=device,
-        progress=progress,
-        journal=journal,
-        granularity=granularity,
-    )
-
-
-def journal_of(path: Path, stored: Stored, eta: float) -> Journal:
-    """The journal for scoring a checkpoint; entries of another checkpoint, η or version are discarded."""
-    files = stored.checkpoint.files_seen()
-    return Journal(path, {"version": __version__, "model": stored.name, "eta": eta, "files": files})
-
-
 def subject_of(source: Any) -> Subject:
     """What a schedule is made for: scores, or a model's units. This reads no weight."""
-    if isinstance(source, Scores | Unscored):
+    if isinstance(source, Subject):
         return source
     if isinstance(source, str | Path):
         source = open_model(str(source))
@@ -121,8 +69,8 @@ def schedule(
 ) -> Schedule:
     """A schedule for `steps` network evaluations. Usually a budget or a speed-up is all it needs.
 
-    source   a model: anything that `score` takes, or its scores. Only lifetimes reads scores; if a model is given,
-             lifetimes computes its scores
+    source   a model, its name or path, a pipeline or its denoiser; or scores. Only lifetimes reads scores, and computes
+             them if a model is given
     budget   share of unit-steps to compute; by default 0.25 (lifetimes: what tau = 1 gives)
     speedup  instead of a budget: how many times as fast as full inference
     policy   refresh: compute everything every few steps, and extrapolate in between; the default for pictures
@@ -155,8 +103,8 @@ def schedule(
         given["budget"] = budget
     if policy == "refresh" and "every" not in given:
         given.setdefault("log_snr", _log_snr(source, family, steps))
-    if kind.reads_scores and not isinstance(subject, Scores):
-        subject = score(source)
+    if kind.reads_scores and isinstance(subject, Unscored):
+        subject = offered("score")(source)
     return kind.make(subject, steps, **given)
 
 

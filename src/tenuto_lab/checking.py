@@ -9,7 +9,7 @@ tokens that were written, how many would the full network also have written, giv
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from tenuto.runtime.residual import Branch, plain
 from tenuto.sampling.decoding import decoder_of
 from tenuto.sampling.masked import MaskedSampling, encoded, sampling_for, write_tokens
 from tenuto.sampling.pictures import generate
-from tenuto.scheduling.refresh import like
+from tenuto.scheduling.placement import placed
 from tenuto.scheduling.schedule import Predict, Schedule
 from tenuto_lab.units.holding import Unplanned
 
@@ -228,3 +228,18 @@ def safe_alternative(check_one: Callable[[Schedule], Check], schedule: Schedule)
         if result.safe and nearest is None:
             nearest = result
     return nearest
+
+
+def like(schedule: Schedule, evaluations: int, predict: Predict | None = None) -> Schedule:
+    """The default kind of schedule for the same model and steps, with this number of evaluations."""
+    active = np.tile(placed(schedule.steps, evaluations), (len(schedule.units), 1))
+    policy = {"name": "refresh", "evaluations": evaluations, "every": None, "budget": None}
+    return replace(
+        schedule,
+        active=active,
+        predict=predict or "quadratic",
+        keep="output",
+        policy=policy,
+        rows="none",
+        corrected=True,
+    )

@@ -72,7 +72,7 @@ def test_the_choices_are_those_of_the_library() -> None:
     from tenuto.runtime import executor
     from tenuto.sampling import pictures
     from tenuto.scheduling import schedule as schedules
-    from tenuto.scoring import units
+    from tenuto.scheduling import units
     from tenuto_lab.candidates import allocation, ranked_lifetimes
     from tenuto_lab.cli import schedule as lab_schedule
 
@@ -104,7 +104,7 @@ def tenuto_modules_after(arguments: list[str], folder: Path) -> set[str]:
 
 def test_scoring_imports_little(model: Path) -> None:
     loaded = tenuto_modules_after(["score", "model"], model.parent)
-    assert "tenuto.scoring.scores" in loaded
+    assert "tenuto_lab.scoring.scores" in loaded
     assert len(loaded) <= 25, sorted(loaded)
     assert not [name for name in loaded if name.startswith(("tenuto_lab", "tenuto.runtime.graphs", "tenuto.sampling"))]
 

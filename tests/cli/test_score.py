@@ -11,7 +11,7 @@ from tests.conftest import random_dit, write_checkpoint
 
 
 def test_score_prints_a_table_and_writes_the_file(tenuto: Run, model: Path, tmp_path: Path) -> None:
-    from tenuto.scoring.scores import FORMAT
+    from tenuto_lab.scoring.scores import FORMAT
 
     status, out, err = tenuto("score", model, "-o", "scores.json")
     assert status == 0
@@ -51,8 +51,8 @@ def test_a_disk_that_fills_up_when_scores_are_saved_costs_no_scoring(
     tenuto: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tenuto.errors import TenutoError
-    from tenuto.scoring import spectrum
-    from tenuto.scoring.scores import Scores
+    from tenuto_lab.scoring import spectrum
+    from tenuto_lab.scoring.scores import Scores
 
     def full_disk(self: Scores, path: Path) -> None:
         raise TenutoError(f"Cannot write {path}: No space left on device.")

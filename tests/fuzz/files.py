@@ -18,12 +18,12 @@ import tenuto
 from tenuto.errors import TenutoError
 from tenuto.models import open_model
 from tenuto.scheduling.schedule import load_schedule
-from tenuto.scoring.scores import load_scores
 from tenuto_lab.frontier.frontier_report import frontier_tables, page_tables
 from tenuto_lab.frontier.known import read_frontier
 from tenuto_lab.paper.experiment_report import experiment_table
 from tenuto_lab.paper.experiment_results import read_experiment
 from tenuto_lab.paper.results_page import results_page
+from tenuto_lab.scoring.scores import load_scores
 from tests.conftest import random_dit, write_checkpoint
 from tests.lab.paper.test_report_reader import experiment, frontier
 

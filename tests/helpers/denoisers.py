@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tenuto.runtime.executor import Executor
 from tenuto.runtime.residual import Branch, Residual, plain
 from tenuto.scheduling.schedule import Schedule
-from tenuto.scoring.units import Unit
+from tenuto.scheduling.units import Unit
 from tenuto_lab.networks import unet
 
 SDXL = {

@@ -18,11 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from tenuto.errors import CheckpointError, ScheduleError
 from tenuto.models import dit
+from tenuto.models.checkpoint import ModuleTensors
 from tenuto.pipelines.enable import accelerated, summary
 from tenuto.runtime.executor import Executor
 from tenuto.scheduling.schedule import Schedule
-from tenuto.scoring.checkpoint import ModuleTensors
-from tenuto.scoring.scores import score_tensors
+from tenuto_lab.scoring.scores import score_tensors
 from tenuto_lab.seam.attachment import attach, units_of
 from tenuto_lab.seam.blocks import sites_of
 from tests.helpers.denoisers import DIT, SD_1, SDXL, inputs, make, make_schedule, run

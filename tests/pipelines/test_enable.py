@@ -198,7 +198,7 @@ def test_a_hub_id_is_asked_of_the_hub(pipe: DiffusionPipeline, monkeypatch: pyte
         assert repository == "owner/name"
         schedule.save(Path(directory) / "schedule.json")
 
-    monkeypatch.setitem(sys.modules, "tenuto.hub", types.SimpleNamespace(pull=pull))
+    monkeypatch.setitem(sys.modules, "tenuto_lab.hub", types.SimpleNamespace(pull=pull))
     tenuto.enable(pipe, schedule="owner/name")
     draw(pipe, "sd1")
     assert tenuto.summary(pipe).work == schedule.budget

@@ -19,7 +19,7 @@ from tenuto.sampling.masked import MaskedSampling, generate_tokens, write_tokens
 from tenuto.sampling.prompts import memory_needed, refuse_if_too_large
 from tenuto.sampling.window import packing
 from tenuto.scheduling.rewrite import rewrite
-from tenuto.scoring.units import Unscored
+from tenuto.scheduling.units import Unscored
 from tests.models.test_dream import TINY as DREAM
 from tests.models.test_llada import TINY, make_network
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 import tenuto
 from tenuto.deciding import advice
 from tenuto.errors import UsageError
-from tenuto.scheduling.refresh import LEAST, evaluations_for, like, refresh
+from tenuto.scheduling.refresh import LEAST, evaluations_for, refresh
 from tenuto.scheduling.rewrite import rewrite
-from tenuto.scoring.scores import Scores, UnitScore
 from tenuto_lab.candidates.allocation import allocated, anchors, ranked
+from tenuto_lab.checking import like
+from tenuto_lab.scoring.scores import Scores, UnitScore
 from tenuto_lab.units.lifetimes import lifetimes, lifetimes_at, tau_for_budget
 
 SCORES = st.lists(st.floats(0, 1), min_size=1, max_size=12)

@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from tenuto.errors import CheckpointError, UsageError
 from tenuto.models import load
 from tenuto.models.architecture import NoiseLevels
+from tenuto.models.checkpoint import open_checkpoint
 from tenuto.models.dit import DiT, DiTConfig
 from tenuto.sampling.pictures import generate
-from tenuto.scoring.checkpoint import open_checkpoint
 from tenuto_lab.judging.cifar_classifier import CifarClassifier
 from tenuto_lab.judging.classifier import Classifier, load_classifier
 from tenuto_lab.networks.uvit import UViTConfig

@@ -16,7 +16,7 @@ COMMANDS = (
     *("demo", "score", "schedule", "generate", "chat", "check"),
     *("models", "show", "push", "pull", "doctor", "ui", "lab"),
 )
-OFFERED = ("check",)
+OFFERED = ("score", "check", "push", "pull")
 MOST = 1_000_000  # of what is counted: samples, tokens, pictures
 
 app = typer.Typer(

@@ -1,11 +1,14 @@
 """`tenuto schedule`: decide which steps compute what, before anything runs."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from tenuto.cli.app import AsJson, app
+
+if TYPE_CHECKING:
+    from tenuto.models import Stored
 
 Policy = Literal["refresh", "rewrite", "lifetimes"]
 Predict = Literal["constant", "linear", "quadratic", "cubic"]
@@ -61,12 +64,11 @@ def schedule(
 ) -> None:
     """Decide which steps compute the network, and show the map. Only the policy lifetimes reads weights."""
     from tenuto import deciding
-    from tenuto.cli.score import score_with_progress
-    from tenuto.scoring.scores import Scores
+    from tenuto.models import Stored
 
     subject, read = opened(source)
     checked_output(output, read)
-    if policy is not None and deciding.POLICIES[policy].reads_scores and not isinstance(subject, Scores):
+    if policy is not None and deciding.POLICIES[policy].reads_scores and isinstance(subject, Stored):
         subject = score_with_progress(subject)
     made = deciding.schedule(
         subject,
@@ -93,13 +95,23 @@ def schedule(
 
 def opened(source: str) -> tuple[Any, str | Path]:
     """What a schedule is made for, a score file or a stored model, and the path that it was read from."""
+    from tenuto.laboratory import offered
     from tenuto.models import open_model
-    from tenuto.scoring.scores import load_scores
 
     if _is_json(Path(source)):
-        return load_scores(source), source
+        return offered("load_scores")(source), source
     stored = open_model(source)
     return stored, stored.path
+
+
+def score_with_progress(stored: "Stored", **options: Any) -> Any:
+    """The scores of a checkpoint's units."""
+    from tenuto.cli.console import progress
+    from tenuto.laboratory import offered
+
+    keys = {key for unit in stored.units for key in unit.tensors()}
+    with progress(f"Scoring {stored.name}", len(keys)) as advance:
+        return offered("score")(stored, progress=lambda key: advance(1), **options)
 
 
 def checked_output(output: Path | None, read: str | Path) -> None:

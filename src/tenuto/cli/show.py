@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from tenuto.scheduling.schedule import Schedule
-    from tenuto.scoring.scores import Scores
 
 SHADES = " ░▒▓█"
 
@@ -26,11 +25,10 @@ def show(
     """Look at a score file or a schedule: as a table in the terminal, as a page, or as a picture."""
     from tenuto.cli.console import print_json, say
     from tenuto.cli.extras import needs
-    from tenuto.cli.score import print_scores
     from tenuto.errors import TenutoError
     from tenuto.files import check_writable, read_json
+    from tenuto.laboratory import offered
     from tenuto.scheduling import schedule as schedules
-    from tenuto.scoring import scores as score_files
 
     if png:
         needs("--png", "plots")
@@ -39,20 +37,17 @@ def show(
             check_writable(written, reads=[file])
     record = read_json(file, "score file or schedule")
     kind = record.get("format")
-    if kind == score_files.FORMAT:
-        scores = score_files.from_json(record, str(file))
-        _draw_scores(scores, file, html, png)
-        if not as_json:
-            print_scores(scores)
-    elif kind in (schedules.FORMAT, schedules.FIRST_FORMAT):
+    if kind in (schedules.FORMAT, schedules.FIRST_FORMAT):
         schedule = schedules.from_json(record, str(file))
         _draw_schedule(schedule, file, html, png)
         if not as_json:
             print_schedule(schedule)
+    elif kind == offered("scores_format"):
+        offered("show_scores")(record, file, html, png, as_json)
     else:
         hint = " It looks like a frontier: `tenuto lab show` draws those." if "cases" in record else ""
         raise TenutoError(
-            f"{file} is neither a score file ({score_files.FORMAT}) nor a schedule ({schedules.FORMAT}): "
+            f"{file} is neither a score file ({offered('scores_format')}) nor a schedule ({schedules.FORMAT}): "
             f"its format is {kind!r}.{hint}"
         )
     if as_json:
@@ -60,19 +55,6 @@ def show(
     for written in (html, png):
         if written:
             say(f"Wrote {written}")
-
-
-def _draw_scores(scores: "Scores", file: Path, html: Path | None, png: Path | None) -> None:
-    if png:
-        from tenuto.showing.maps import save_scores_png
-
-        save_scores_png(scores, png)
-    if html:
-        from tenuto.showing.facts import scores_facts
-        from tenuto.showing.page import write_page
-
-        title = f"Scores of {scores.model}"
-        write_page(html, title=title, lead=str(file), facts=scores_facts(scores), scores=scores)
 
 
 def _draw_schedule(schedule: "Schedule", file: Path, html: Path | None, png: Path | None) -> None:

@@ -20,15 +20,15 @@ from tenuto.files import read_json
 from tenuto.laboratory import ARCHITECTURES as OFFERED
 from tenuto.laboratory import offered, offers
 from tenuto.models.architecture import Architecture, ConfigError, NoiseLevels, check_size
-from tenuto.scheduling.schedule import Schedule
-from tenuto.scoring.checkpoint import (
+from tenuto.models.checkpoint import (
     Checkpoint,
     ModuleTensors,
     check_shapes,
     fingerprint_of,
     open_checkpoint,
 )
-from tenuto.scoring.units import Unit
+from tenuto.scheduling.schedule import Schedule
+from tenuto.scheduling.units import Unit
 
 OWN = ("llada", "dream", "dit")  # each is a module here; the laboratory offers more
 SHIPPED = ("tiny-llada", "tiny-dit", "tiny-uvit", "tiny-sdxl", "natural-dit")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from tenuto.errors import CheckpointError
-from tenuto.scoring.units import Unit
+from tenuto.scheduling.units import Unit
 
 Shapes = Mapping[str, tuple[int, ...]]
 LARGEST = 10_000_000  # number allowed in a config; the largest real ones are sizes of vocabularies

@@ -27,7 +27,7 @@ from tenuto.models.layers import (
 )
 from tenuto.runtime.compilation import branch_function
 from tenuto.runtime.residual import Deferred, Residual, plain
-from tenuto.scoring.units import Unit
+from tenuto.scheduling.units import Unit
 
 FREQUENCIES = 256  # width of the sinusoidal timestep embedding, fixed in the reference
 

@@ -13,7 +13,7 @@ from torch import nn
 from tenuto.models.architecture import Architecture, ConfigError, config_from_fields
 from tenuto.models.language import LanguageNetwork, block_units, check_language_config, own_fields
 from tenuto.models.language_block import LanguageBlock, RMSNorm
-from tenuto.scoring.units import Unit
+from tenuto.scheduling.units import Unit
 
 CONTEXT = 2048  # tokens of prompt and answer in training; the config states Qwen2.5's larger limit
 # The shared layers' names of the fields -> Dream's own names.

@@ -20,7 +20,7 @@ from tenuto.models.language_block import Memory, rotary_angles
 from tenuto.runtime.compilation import compiling, plainly
 from tenuto.runtime.positions import places_of, take
 from tenuto.runtime.residual import Deferred, Residual, plain
-from tenuto.scoring.units import Component, Matrix, Unit
+from tenuto.scheduling.units import Component, Matrix, Unit
 
 
 class LanguageConfig(Protocol):

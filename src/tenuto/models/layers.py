@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tenuto.runtime.private_torch import linear_gelu
-from tenuto.scoring.units import Component, Matrix
+from tenuto.scheduling.units import Component, Matrix
 
 
 class PatchEmbed(nn.Module):

@@ -20,7 +20,7 @@ from tenuto.runtime.private_torch import COMPILED, inner_module
 from tenuto.runtime.residual import Residual
 from tenuto.scheduling.making import make
 from tenuto.scheduling.schedule import Schedule
-from tenuto.scoring.units import WHOLE, Subject, Unit, Unscored
+from tenuto.scheduling.units import WHOLE, Subject, Unit, Unscored
 
 REMEMBERED = 32  # schedules
 KEPT = 8  # how many executors are kept, one for each number of steps and lane

@@ -19,6 +19,7 @@ from torch import nn
 
 from tenuto import deciding
 from tenuto.errors import ScheduleError, UsageError
+from tenuto.laboratory import offered
 from tenuto.pipelines.bare import Bare, Running
 from tenuto.pipelines.engine import Enabled, Engine
 from tenuto.pipelines.request import OnChange, Request
@@ -214,10 +215,8 @@ def read_schedule(name: str) -> Schedule:
     """Read a schedule from a file or from a hub repository."""
     if Path(name).exists() or not HUB_ID.fullmatch(name) or name.endswith(".json"):
         return load_schedule(name)
-    from tenuto.hub import pull
-
     with TemporaryDirectory() as folder:
-        pull(name, folder)
+        offered("pull")(name, folder)
         if not (Path(folder) / "schedule.json").exists():
             raise ScheduleError(f"{name} holds no schedule.json.")
         return load_schedule(Path(folder) / "schedule.json")

@@ -11,7 +11,7 @@ from tenuto.runtime.executor import Mode
 from tenuto.runtime.pacing import check_quality
 from tenuto.scheduling.refresh import BUDGET, check_evaluations
 from tenuto.scheduling.schedule import Schedule
-from tenuto.scoring.units import WHOLE, Subject
+from tenuto.scheduling.units import WHOLE, Subject
 
 OnChange = Literal["rescore", "refuse"]
 

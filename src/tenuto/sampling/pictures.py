@@ -20,7 +20,7 @@ from tenuto.runtime.residual import plain
 from tenuto.runtime.stepping import Stepping
 from tenuto.scheduling.refresh import refresh
 from tenuto.scheduling.schedule import Schedule
-from tenuto.scoring.units import Unscored
+from tenuto.scheduling.units import Unscored
 
 Watch = Callable[[int, Tensor, Tensor], object]
 Told = Callable[[int, float | None], object]

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from tenuto.errors import UsageError, check_whole
 from tenuto.scheduling.schedule import Keep, Predict, Rows, Schedule
-from tenuto.scoring.units import Subject
+from tenuto.scheduling.units import Subject
 
 MOST_STEPS = 10_000
 

@@ -1,16 +1,14 @@
 """For pictures: evaluate the network at some steps, and predict in between. This is the default."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tenuto.errors import UsageError, check_whole
 from tenuto.scheduling.making import check_request, make
 from tenuto.scheduling.placement import placed
 from tenuto.scheduling.schedule import Keep, Predict, Schedule
-from tenuto.scoring.units import Subject
+from tenuto.scheduling.units import Subject
 
 BUDGET = 0.25
 LEAST = 6  # evaluations that a budget leaves at least: with fewer, pictures fall apart
@@ -67,24 +65,3 @@ def check_evaluations(evaluations: int) -> None:
 def evaluations_for(steps: int, budget: float) -> int:
     """The number of evaluations that a budget stands for: this share of the steps, but not fewer than six."""
     return min(steps, max(LEAST, round(budget * steps)))
-
-
-def like(schedule: Schedule, evaluations: int, predict: Predict | None = None) -> Schedule:
-    """The default kind of schedule for the same model and steps, with this number of evaluations."""
-    active = np.tile(placed(schedule.steps, evaluations), (len(schedule.units), 1))
-    policy = {"name": "refresh", "evaluations": evaluations, "every": None, "budget": None}
-    return replace(
-        schedule,
-        active=active,
-        predict=predict or "quadratic",
-        keep="output",
-        policy=policy,
-        rows="none",
-        corrected=True,
-    )
-
-
-def refresh_pattern(units: int, steps: int, every: int, closing: int = 0) -> NDArray[np.bool_]:
-    """[unit, step]: all units together, at every R-th step and at the last steps."""
-    step = np.arange(steps)
-    return np.tile((step % every == 0) | (step >= steps - closing), (units, 1))

@@ -7,7 +7,7 @@ from tenuto.errors import UsageError, check_whole
 from tenuto.scheduling.making import check_request, make
 from tenuto.scheduling.refresh import BUDGET
 from tenuto.scheduling.schedule import Keep, Rows, Schedule
-from tenuto.scoring.units import Subject
+from tenuto.scheduling.units import Subject
 
 WRITTEN = 4  # the default period if held units are computed at written positions only
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tenuto import __version__
 from tenuto.errors import ScheduleError, TenutoError
 from tenuto.files import check_fields, read_json, write_json
-from tenuto.scoring.units import MOST_FLOPS
+from tenuto.scheduling.units import MOST_FLOPS
 
 FORMAT = "tenuto.schedule/2"
 FIRST_FORMAT = "tenuto.schedule/1"

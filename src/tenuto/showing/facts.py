@@ -1,7 +1,6 @@
-"""What a schedule or a score file says, as a few facts in words. Values are not escaped yet."""
+"""What a schedule says, as a few facts in words. Values are not escaped yet."""
 
 from tenuto.scheduling.schedule import Schedule
-from tenuto.scoring.scores import Scores
 
 ANY_WEIGHTS = "any of this layout (no weight was read to make the schedule)"
 # For schedules of text: the positions that steps in between compute.
@@ -23,17 +22,6 @@ def schedule_facts(schedule: Schedule) -> dict[str, str]:
     if schedule.blocks > 1:
         facts["blocks of text"] = str(schedule.blocks)
     return {**facts, "weights": weights(schedule.fingerprint)}
-
-
-def scores_facts(scores: Scores) -> dict[str, str]:
-    return {
-        "model": scores.model,
-        "architecture": scores.architecture,
-        "units": str(len(scores.units)),
-        "η": f"{scores.eta:g}",
-        "weights": weights(scores.fingerprint),
-        "made by": f"tenuto {scores.version}",
-    }
 
 
 def work(schedule: Schedule) -> str:

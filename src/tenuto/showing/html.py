@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from tenuto.scheduling.schedule import Schedule
-from tenuto.scoring.scores import Scores
 from tenuto.showing.escaping import in_html
-from tenuto.showing.maps import KIND_COLOURS, legend, schedule_svg, scores_svg
+from tenuto.showing.maps import legend, schedule_svg
 
 
 def facts_html(facts: Mapping[str, object]) -> str:
@@ -20,25 +19,9 @@ def figures_html(figures: Sequence[tuple[str, str]]) -> str:
     return f'<div class="figures">{cards}</div>'
 
 
-def table_html(head: Sequence[str], rows: Sequence[Sequence[object]], title: str = "", text: str = "") -> str:
-    """A table that wraps its cells; it scrolls by itself where the page is too narrow."""
-    top = "".join(f"<th>{in_html(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{in_html(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    heading = f"<h3>{in_html(title)}</h3>" if title else ""
-    lead = f"<p>{in_html(text)}</p>" if text else ""
-    return f'{heading}{lead}<div class="wide"><table class="rows"><tr>{top}</tr>{body}</table></div>'
-
-
 def map_html(schedule: Schedule) -> str:
     """A schedule's map and its key."""
-    return f"<p>One column for each step.{_key(legend(schedule))}</p>{schedule_svg(schedule)}"
-
-
-def scores_html(scores: Scores) -> str:
-    """A bar for each unit's score, and the key of the kinds."""
-    kinds = dict.fromkeys(unit.kind for unit in scores.units)
-    key = _key([(kind.replace("_", "-"), KIND_COLOURS[kind]) for kind in kinds])
-    return f"<p>The SCR/Frobenius score of each unit, within the model.{key}</p>{scores_svg(scores)}"
+    return f"<p>One column for each step.{key_html(legend(schedule))}</p>{schedule_svg(schedule)}"
 
 
 def notice_html(sentence: object, kind: str = "notice") -> str:
@@ -46,6 +29,6 @@ def notice_html(sentence: object, kind: str = "notice") -> str:
     return f'<p class="{kind}">{in_html(sentence)}</p>'
 
 
-def _key(entries: Sequence[tuple[str, str]]) -> str:
+def key_html(entries: Sequence[tuple[str, str]]) -> str:
     marks = "".join(f'<i style="background:{colour}"></i>{in_html(name)}' for name, colour in entries)
     return f'<span class="key">{marks}</span>'

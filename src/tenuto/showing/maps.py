@@ -1,4 +1,4 @@
-"""The unit × step map and the scores, as drawings: SVG for pages, matplotlib for PNG."""
+"""The unit × step map as a drawing: SVG for pages, matplotlib for PNG."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,20 +9,12 @@ from numpy.typing import NDArray
 
 from tenuto.files import replacing
 from tenuto.scheduling.schedule import Schedule
-from tenuto.scoring.scores import Scores
 from tenuto.showing.escaping import in_html, one_line
 from tenuto.showing.facts import POSITIONS, together, work
 from tenuto.showing.plotting import plotting
 
 NETWORK = "network"  # the name of the only line if all units are computed together
 COMPUTED_COLOUR, PARTLY_COLOUR, HELD_COLOUR = "#2f5d8a", "#a9c3dc", "#e4e9ee"
-KIND_COLOURS = {
-    "attention": "#2f5d8a",
-    "cross_attention": "#6b4e9b",
-    "mlp": "#d08a2e",
-    "conv": "#3c8d5a",
-    "group": "#777777",
-}
 
 
 @dataclass(frozen=True)
@@ -90,28 +82,8 @@ def _ticks(steps: int) -> list[int]:
     return [1, *between, *([steps] if steps > 1 else [])]
 
 
-def scores_svg(scores: Scores) -> str:
-    """A bar for each unit's score, coloured by kind."""
-    left, top, bar, row = 8 + 6.6 * max(len(unit.name) for unit in scores.units), 4, 520, 13
-    width, height = left + bar + 60, top + row * len(scores.units) + 4
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
-        f'aria-label="score of each unit" font-family="ui-monospace, monospace" font-size="10">'
-    ]
-    for i, unit in enumerate(scores.units):
-        y = top + i * row
-        parts.append(
-            f'<text x="{left - 6:.0f}" y="{y + 9.5:.1f}" text-anchor="end" fill="currentColor">'
-            f"{in_html(unit.name)}</text>"
-            f'<rect x="{left:.0f}" y="{y}" width="{max(1, unit.score * bar):.1f}" height="{row - 2.5}" '
-            f'fill="{KIND_COLOURS[unit.kind]}"/>'
-            f'<text x="{left + unit.score * bar + 5:.0f}" y="{y + 9.5:.1f}" fill="currentColor">{unit.score:.3f}</text>'
-        )
-    return "".join(parts) + "</svg>"
-
-
 def save_schedule_png(schedule: Schedule, path: Path) -> None:
-    figure, axes = _map(
+    figure, axes = map_of(
         schedule,
         np.array([line.active for line in bands(schedule)]),
         [line.name for line in bands(schedule)],
@@ -120,43 +92,7 @@ def save_schedule_png(schedule: Schedule, path: Path) -> None:
         vmax=1,
     )
     axes.set_title(f"{one_line(schedule.model)}: {work(schedule)}", fontsize=10, parse_math=False)
-    _save(figure, path)
-
-
-def save_errors_png(schedule: Schedule, errors: NDArray[np.float64], path: Path) -> None:
-    """The error of held values. For the output: a bar for each step. For units: a map, in which white means computed.
-
-    errors  [1, step] of the network's output, or [unit, step]
-    """
-    if schedule.keep == "output":
-        figure, axes = _figure(None)
-        axes.bar(range(1, schedule.steps + 1), 100 * errors[0], color=COMPUTED_COLOUR)
-        axes.set_xlim(0.5, schedule.steps + 0.5)
-        axes.set_xlabel("step")
-        axes.set_ylabel("off by, % of the output")
-        title = f"{one_line(schedule.model)}: error of the predicted output"
-    else:
-        shown = np.ma.masked_where(schedule.active, 100 * errors)
-        figure, axes = _map(schedule, shown, list(map(one_line, schedule.units)), cmap="magma_r", vmin=0)
-        figure.colorbar(axes.images[0], label="off by, % of the stream")
-        title = f"{one_line(schedule.model)}: error of what is not computed (white: computed)"
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_title(title, fontsize=10, parse_math=False)
-    _save(figure, path)
-
-
-def save_scores_png(scores: Scores, path: Path) -> None:
-    figure, axes = _figure([one_line(unit.name) for unit in scores.units])
-    colours = [KIND_COLOURS[unit.kind] for unit in scores.units]
-    axes.barh(range(len(scores.units)), [unit.score for unit in scores.units], color=colours)
-    axes.set_ylim(len(scores.units) - 0.5, -0.5)
-    axes.set_xlim(0, 1.02)
-    kinds = dict.fromkeys(unit.kind for unit in scores.units)
-    handles = [axes.barh([0], [0], color=KIND_COLOURS[kind]) for kind in kinds]
-    axes.legend(handles, list(kinds), loc="lower right", fontsize=8)
-    title = f"{one_line(scores.model)}: SCR/Frobenius score of each unit"
-    axes.set_title(title, fontsize=10, parse_math=False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _two_colours(colours: list[str]) -> Any:
@@ -166,16 +102,16 @@ def _two_colours(colours: list[str]) -> Any:
     return ListedColormap(colours)
 
 
-def _map(schedule: Schedule, cells: Any, names: list[str], **look: Any) -> tuple[Any, Any]:
+def map_of(schedule: Schedule, cells: Any, names: list[str], **look: Any) -> tuple[Any, Any]:
     """cells [name, step] as colours, steps counted from 1."""
-    figure, axes = _figure(names)
+    figure, axes = figure_of(names)
     extent = (0.5, schedule.steps + 0.5, len(names) - 0.5, -0.5)
     axes.imshow(cells, aspect="auto", interpolation="nearest", extent=extent, **look)
     axes.set_xlabel("step")
     return figure, axes
 
 
-def _figure(names: list[str] | None) -> tuple[Any, Any]:
+def figure_of(names: list[str] | None) -> tuple[Any, Any]:
     """A figure with a line for each name; without names, a figure of fixed height."""
     plotting()
     from matplotlib.figure import Figure
@@ -188,7 +124,7 @@ def _figure(names: list[str] | None) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png")
 

@@ -10,10 +10,9 @@ from PIL import Image
 
 from tenuto.files import write_text
 from tenuto.scheduling.schedule import Schedule
-from tenuto.scoring.scores import Scores
 from tenuto.showing.escaping import one_line
 from tenuto.showing.images import png_bytes
-from tenuto.showing.maps import KIND_COLOURS, legend, schedule_svg, scores_svg
+from tenuto.showing.maps import legend, schedule_svg
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,8 @@ def write_page(
     drawings: Sequence[tuple[str, Image.Image]] = (),
     tables: Sequence[Table] = (),
     schedule: Schedule | None = None,
-    scores: Scores | None = None,
+    bars: str = "",
+    kinds: Sequence[tuple[str, str]] = (),
 ) -> None:
     """A page of whatever is given.
 
@@ -43,13 +43,13 @@ def write_page(
     pictures  (caption, image), of the same noise with a schedule and without
     drawings  (title, image), as wide as the page
     facts     how all of it was made
+    bars      an SVG of the units' scores; `kinds` are the words and colours of its key
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
         loader=PackageLoader("tenuto", "showing"), autoescape=True, undefined=StrictUndefined, finalize=_printable
     )
-    kinds = dict.fromkeys(unit.kind for unit in scores.units) if scores else {}
     page = environment.get_template("page.html.jinja").render(
         title=title,
         lead=lead,
@@ -59,8 +59,8 @@ def write_page(
         tables=tables,
         map=schedule_svg(schedule) if schedule else "",
         key=legend(schedule) if schedule else [],
-        bars=scores_svg(scores) if scores else "",
-        kinds=[(kind.replace("_", "-"), KIND_COLOURS[kind]) for kind in kinds],
+        bars=bars,
+        kinds=kinds,
         facts=list(facts.items()),
     )
     write_text(path, page)

@@ -11,7 +11,6 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,15 @@ import gradio as gr
 
 from tenuto import deciding
 from tenuto.errors import TenutoError, UsageError
+from tenuto.laboratory import TABS, offered, offers
 from tenuto.models import SHIPPED, Model, Stored, load, open_model, place_of
 from tenuto.scheduling.schedule import Schedule
-from tenuto.scoring.scores import Scores
 from tenuto.showing.escaping import in_html, one_line
 from tenuto.showing.facts import schedule_facts
-from tenuto.showing.html import facts_html, figures_html, map_html, notice_html, scores_html
+from tenuto.showing.html import facts_html, figures_html, map_html, notice_html
 from tenuto.showing.texts import DIFFERS
 from tenuto.ui.compare import GAIN, Compared, compare_pictures, compare_texts
 
-TABS = "tenuto.tabs"
 CAPTION, PROMPT = "a red car\na horse", "The old man looked at the sea, and"
 STEPS, LENGTH, BLOCKS, CLASSES = 50, 128, 4, 6
 BUDGET, SPEEDUP = "budget", "speed-up"
@@ -86,9 +84,9 @@ def build(model: str = "tiny-dit", *, results: Path = Path("results"), device: s
 
 def _other_tabs() -> Iterator[tuple[str, Callable[[Path], None]]]:
     """The tabs that installed packages offer."""
-    for entry in sorted(entry_points(group=TABS), key=lambda entry: entry.name):
+    for name in offers(TABS):
         try:
-            yield one_line(entry.name).capitalize(), entry.load()
+            yield one_line(name).capitalize(), offered(name, TABS)
         except ImportError:  # an extra is not installed
             continue
 
@@ -113,7 +111,7 @@ class Machine:
     def __init__(self, device: str) -> None:
         self._open: Callable[[str], Stored] = lru_cache(maxsize=32)(open_model)
         self.model: Callable[[str], Model] = lru_cache(maxsize=2)(lambda name: load(name, device=device))
-        self.scores: Callable[[str], Scores] = lru_cache(maxsize=8)(lambda name: deciding.score(self.opened(name)))
+        self.scores: Callable[[str], Any] = lru_cache(maxsize=8)(lambda name: offered("score")(self.opened(name)))
         self._folder = tempfile.TemporaryDirectory(prefix="tenuto-")
 
     def opened(self, name: str | None) -> Stored:
@@ -226,7 +224,7 @@ def _schedule_part(machine: Machine, controls: Controls, model: str) -> None:
         if not is_open:
             return ""
         try:
-            return scores_html(machine.scores(name))
+            return str(offered("scores_html")(machine.scores(name)))
         except TenutoError as error:
             return notice_html(error, "wrong")
 

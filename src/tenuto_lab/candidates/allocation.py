@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from tenuto.errors import UsageError
 from tenuto.scheduling.making import check_request, make
-from tenuto.scheduling.refresh import BUDGET, refresh_pattern
+from tenuto.scheduling.refresh import BUDGET
 from tenuto.scheduling.schedule import Keep, Predict, Schedule
-from tenuto.scoring.scores import Scores
+from tenuto_lab.scoring.scores import Scores
+from tenuto_lab.units.lifetimes import refresh_pattern
 
 Ranking = Literal["spectral", "spectral within type", "random", "early", "late", "cheap"]
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from tenuto.errors import UsageError
 from tenuto.scheduling.making import make
 from tenuto.scheduling.schedule import Keep, Predict, Schedule
-from tenuto.scoring.scores import Scores, UnitScore
-from tenuto.scoring.spectrum import Spectrum
-from tenuto.scoring.units import block_of
+from tenuto.scheduling.units import block_of
+from tenuto_lab.scoring.scores import Scores, UnitScore
+from tenuto_lab.scoring.spectrum import Spectrum
 from tenuto_lab.units.lifetimes import MIN_LIFETIME, lifetime_pattern, lifetimes
 
 Statistic = Literal[

@@ -69,7 +69,7 @@ def check(
     result = look(given)
     better = None if result.safe or result.text else safe_alternative(look, given)
     if png is not None:
-        from tenuto.showing.maps import save_errors_png
+        from tenuto_lab.judging.error_map import save_errors_png
 
         save_errors_png(given, result.errors, png)
     if as_json:

@@ -16,7 +16,7 @@ from tenuto.cli.app import AsJson, Device
 from tenuto_lab.cli.app import RESULTS, Precision, app, telling
 
 if TYPE_CHECKING:
-    from tenuto.journal import Journal
+    from tenuto_lab.journal import Journal
     from tenuto_lab.paper import Experiment, Lab
 
 NEEDS = {"freezing": ("peft",)}  # packages of the extra lab, besides matplotlib

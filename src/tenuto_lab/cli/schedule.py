@@ -104,7 +104,7 @@ def schedule(
 def _made(
     policy: Policy, source: str, subject: Any, steps: int, budget: float | None, given: dict[str, Any]
 ) -> "Schedule":
-    from tenuto.cli.score import score_with_progress
+    from tenuto.cli.schedule import score_with_progress
     from tenuto.errors import UsageError
     from tenuto.models import Stored
     from tenuto_lab.candidates.allocation import allocated, anchors
@@ -123,8 +123,8 @@ def _made(
 
 def _ranked(scores: Any, steps: int, given: dict[str, Any]) -> "Schedule":
     from tenuto.errors import UsageError
-    from tenuto.scoring.scores import at_granularity
     from tenuto_lab.candidates.ranked_lifetimes import STATISTICS, ranked_lifetimes
+    from tenuto_lab.scoring.scores import at_granularity
 
     ranking = given.pop("ranking", "score")
     if ranking not in STATISTICS:

@@ -9,13 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tenuto.deciding import score
 from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto.quality import psnr
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.pictures import Sampling, Solver, decode, generate
-from tenuto.scoring.scores import Scores
 from tenuto_lab.frontier.measurements import (
     HIGHEST,
     Frontier,
@@ -34,6 +32,8 @@ from tenuto_lab.judging.judges import PictureJudge
 from tenuto_lab.judging.statistics import Distance, mean_interval
 from tenuto_lab.rivals import Drifts, Rival, drifts
 from tenuto_lab.rivals.by_name import SOLVERS
+from tenuto_lab.scoring.scores import Scores
+from tenuto_lab.scoring.scoring_models import score
 
 CONVERGED = (250, 500, 1000)  # numbers of steps; if the last two outputs agree, the last is the converged output
 AGREE = 35.0  # dB from which on the last two outputs agree

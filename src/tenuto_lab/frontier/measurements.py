@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tenuto.runtime.executor import Executor
-from tenuto.scoring.units import Unit
+from tenuto.scheduling.units import Unit
 from tenuto_lab.judging.statistics import Values, mean_interval, paired_test
 from tenuto_lab.rivals import Rival
 

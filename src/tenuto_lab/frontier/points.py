@@ -12,8 +12,7 @@ from tenuto.runtime.executor import Executor
 from tenuto.scheduling.making import make
 from tenuto.scheduling.refresh import refresh
 from tenuto.scheduling.schedule import Keep, Schedule
-from tenuto.scoring.scores import Scores
-from tenuto.scoring.units import Subject
+from tenuto.scheduling.units import Subject
 from tenuto_lab.candidates.allocation import Ranking, allocated, anchors
 from tenuto_lab.frontier.measurements import Kind
 from tenuto_lab.rivals import (
@@ -25,6 +24,7 @@ from tenuto_lab.rivals import (
     first_block,
     smooth_cache_at,
 )
+from tenuto_lab.scoring.scores import Scores
 from tenuto_lab.units.lifetimes import lifetimes
 
 BUDGETS = (0.5, 0.34, 0.25, 0.2, 0.13)

@@ -11,14 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tenuto.deciding import score
 from tenuto.models import Model
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.masked import MaskedSampling, generate_tokens, sampling_for
 from tenuto.scheduling.making import make
 from tenuto.scheduling.rewrite import rewrite
 from tenuto.scheduling.schedule import Schedule
-from tenuto.scoring.scores import Scores
 from tenuto_lab.candidates.allocation import Ranking, ranked
 from tenuto_lab.frontier.measurements import (
     Frontier,
@@ -34,6 +32,8 @@ from tenuto_lab.frontier.measurements import (
 from tenuto_lab.frontier.points import LIFETIMES, everything
 from tenuto_lab.judging.judges import Problem, TextJudge
 from tenuto_lab.judging.statistics import mean_interval
+from tenuto_lab.scoring.scores import Scores
+from tenuto_lab.scoring.scoring_models import score
 from tenuto_lab.units.lifetimes import lifetimes
 
 BUDGETS = (0.8, 0.63, 0.5, 0.4, 0.3, 0.125)

@@ -23,11 +23,11 @@ from tenuto import __version__
 from tenuto.errors import CheckpointError, TenutoError, UsageError
 from tenuto.files import check_writable, read_text, replacing, write_json
 from tenuto.models import find, is_pipeline, load
+from tenuto.models.checkpoint import ModuleTensors, fingerprint_of
 from tenuto.provenance import provenance
 from tenuto.runtime.executor import Executor, Mode, executor_for
 from tenuto.sampling.pictures import Sampling, Solver, decode, generate, vae_of
 from tenuto.scheduling.schedule import Schedule, identity
-from tenuto.scoring.checkpoint import ModuleTensors, fingerprint_of
 from tenuto.showing.images import save_image, to_pixels
 from tenuto_lab.full_size.jobs import SETTINGS, Job, StoredPart, Worker
 from tenuto_lab.result_files import fields, in_order, listed, number, optional, read_result, text, whole

@@ -13,7 +13,7 @@ from torch import Tensor
 from tenuto.models.architecture import Architecture, ConfigError
 from tenuto.models.dit import ARCHITECTURE as ORIGINAL
 from tenuto.runtime.residual import Residual, plain
-from tenuto.scoring.units import Unit
+from tenuto.scheduling.units import Unit
 from tenuto_lab.seam.attached import Attached, DiffusersConfig, frozen
 
 CLASS = "DiTTransformer2DModel"

@@ -15,7 +15,7 @@ from torch import Tensor
 from tenuto.models import is_pipeline
 from tenuto.models.architecture import Architecture, ConfigError, NoiseLevels
 from tenuto.runtime.residual import Residual, plain
-from tenuto.scoring.units import Unit
+from tenuto.scheduling.units import Unit
 from tenuto_lab.networks.pipeline_texts import PipelineTexts
 from tenuto_lab.networks.text_encoder import load_text_encoder
 from tenuto_lab.seam.attached import Attached, DiffusersConfig, frozen

@@ -25,7 +25,7 @@ from tenuto.models.layers import (
 )
 from tenuto.runtime.compilation import branch_function
 from tenuto.runtime.residual import Residual, plain
-from tenuto.scoring.units import Unit
+from tenuto.scheduling.units import Unit
 
 
 @dataclass(frozen=True)

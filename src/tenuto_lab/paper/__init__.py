@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
 
-from tenuto.scoring.units import Granularity
+from tenuto.scheduling.units import Granularity
 from tenuto_lab.paper.conditions import REFERENCE, Lab, Protocol
 from tenuto_lab.paper.experiment_results import ClaimRow, ExperimentResult, Figure, Panel, judged
 

@@ -10,13 +10,13 @@ import torch
 
 import tenuto
 from tenuto.errors import TenutoError, UsageError
-from tenuto.journal import Journal
 from tenuto.models import Model, find, is_pipeline
 from tenuto.sampling.pictures import vae_of
-from tenuto.scoring.units import Granularity
+from tenuto.scheduling.units import Granularity
 from tenuto_lab.frontier.cases import CAPTIONS, asked_for
 from tenuto_lab.full_size.inception_judge import inception_judge
 from tenuto_lab.full_size.samples import Precision, read_captions
+from tenuto_lab.journal import Journal
 from tenuto_lab.judging.judges import Judge, picture_judge
 from tenuto_lab.paper.drawing_bench import PictureBench
 from tenuto_lab.paper.trials import Bench, as_dtype

@@ -8,9 +8,9 @@ from typing import Any
 from PIL import Image
 
 from tenuto.files import replacing
-from tenuto.showing.maps import KIND_COLOURS
 from tenuto_lab.paper.experiment_results import picture_of
 from tenuto_lab.result_files import drawn_text
+from tenuto_lab.scoring.score_pictures import KIND_COLOURS
 
 COLOURS = ("#2f5d8a", "#d08a2e", "#5b9a5b", "#a3433f", "#7a6aa8")
 

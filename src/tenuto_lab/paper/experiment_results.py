@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tenuto.errors import TenutoError, first_line
-from tenuto.scoring.units import Granularity
+from tenuto.scheduling.units import Granularity
 from tenuto_lab.judging.statistics import Interval
 from tenuto_lab.judging.verdicts import VERDICTS, Evidence, Verdict, decided
 from tenuto_lab.result_files import (

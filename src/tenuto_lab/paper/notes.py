@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tenuto.errors import TenutoError, UsageError
-from tenuto.journal import Journal, parsed
+from tenuto_lab.journal import Journal, parsed
 
 FILE = ".trials.jsonl"
 RUN = "run: "  # entries that say which command added to a journal, and when

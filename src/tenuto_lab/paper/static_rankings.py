@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 
-from tenuto.scoring.scores import Scores
 from tenuto_lab.candidates.allocation import anchors
 from tenuto_lab.candidates.ranked_lifetimes import Statistic, ranked_lifetimes, statistic_of
 from tenuto_lab.paper.conditions import Lab
@@ -19,6 +18,7 @@ from tenuto_lab.paper.score_validity import freeze_errors_of
 from tenuto_lab.paper.trials import Bench, Trial, Way, scheduled
 from tenuto_lab.paper.ways import BUDGETS, FULL, comparison, in_full, named, quality_rows, spectral, tried
 from tenuto_lab.probing.sensitivity import orientation, scr_and_stable_rank
+from tenuto_lab.scoring.scores import Scores
 
 RANDOM = 10  # random orders
 REFRESHED = 0.25  # the budget at which rankings choose the units with an extra refresh

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tenuto.deciding import score
 from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.pictures import Solver
 from tenuto.scheduling.schedule import Schedule
-from tenuto.scoring.scores import Scores, at_granularity
-from tenuto.scoring.units import Granularity
+from tenuto.scheduling.units import Granularity
 from tenuto_lab.judging.statistics import SPREAD, Interval, mean_interval, paired_test
+from tenuto_lab.scoring.scores import Scores, at_granularity
+from tenuto_lab.scoring.scoring_models import score
 
 Way = Callable[[int, int], Executor]  # (steps, blocks)
 FLIPS = 20_000  # of a paired test: its least p must survive the correction for a hundred comparisons

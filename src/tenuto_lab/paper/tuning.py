@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from tenuto.errors import TenutoError, UsageError
 from tenuto.models import Model
-from tenuto.scoring.scores import Scores
-from tenuto.scoring.units import Unit
+from tenuto.scheduling.units import Unit
 from tenuto_lab.candidates.ranked_lifetimes import statistic_of
+from tenuto_lab.scoring.scores import Scores
 
 Method = Literal["full", "lora", "scr", "random"]
 METHODS: tuple[Method, ...] = get_args(Method)

@@ -13,7 +13,7 @@ from tenuto import deciding
 from tenuto.sampling.pictures import Solver
 from tenuto.scheduling.rewrite import rewrite
 from tenuto.scheduling.schedule import Schedule
-from tenuto.scoring.units import block_of
+from tenuto.scheduling.units import block_of
 from tenuto_lab.frontier.points import everything
 from tenuto_lab.judging.statistics import SPREAD, Interval
 from tenuto_lab.judging.verdicts import Evidence, Verdict, alike, at_least, at_most, better

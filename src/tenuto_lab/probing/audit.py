@@ -28,10 +28,10 @@ from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto.runtime.compilation import computed
 from tenuto.runtime.residual import Branch, plain
-from tenuto.scoring.scores import Scores
 from tenuto_lab.probing.audit_inputs import Conditioning
 from tenuto_lab.probing.audit_results import Audit, line_r2, moments
 from tenuto_lab.probing.trajectory import Network, RecordedEvaluation, Sample, Trajectory, record
+from tenuto_lab.scoring.scores import Scores
 
 WINDOW = 0.6  # share of the steps before the window: of 100 steps, the window is 61 to 100
 EVERY = 5  # steps between the probe's refreshes

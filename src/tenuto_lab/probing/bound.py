@@ -26,10 +26,10 @@ from torch import Tensor
 
 from tenuto.errors import UsageError
 from tenuto.models import Model
-from tenuto.scoring.scores import Scores, UnitScore
 from tenuto_lab.probing.audit import Noting, directional, norms
 from tenuto_lab.probing.sensitivity import Correlation, freeze_errors, spearman
 from tenuto_lab.probing.trajectory import Sample, record
+from tenuto_lab.scoring.scores import Scores, UnitScore
 
 SLOPE = 1.13  # κ: the largest derivative of GELU; SiLU's is 1.10
 SOFTMAX = 0.5  # S⋆: the largest norm of softmax's Jacobian

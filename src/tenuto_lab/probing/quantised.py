@@ -14,9 +14,9 @@ from torch import Tensor
 
 from tenuto.errors import UsageError
 from tenuto.models import Model, Stored, open_model
-from tenuto.scoring.checkpoint import ModuleTensors, Tensors
-from tenuto.scoring.scores import Scores, score_tensors
-from tenuto.scoring.units import Granularity
+from tenuto.models.checkpoint import ModuleTensors, Tensors
+from tenuto.scheduling.units import Granularity
+from tenuto_lab.scoring.scores import Scores, score_tensors
 
 Bits = Literal["int8", "fp8", "int4"]
 GROUP = 64  # numbers that share a scale in 4 bits

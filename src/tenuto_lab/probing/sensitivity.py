@@ -21,10 +21,10 @@ from tenuto.runtime.compilation import computed
 from tenuto.runtime.executor import Executor
 from tenuto.runtime.residual import Branch, plain
 from tenuto.scheduling.making import make
-from tenuto.scoring.scores import Scores
 from tenuto_lab.candidates.ranked_lifetimes import statistic_of
 from tenuto_lab.judging.least_squares import least_squares, rank_correlation
 from tenuto_lab.probing.trajectory import Sample, Trajectory, record, relative
+from tenuto_lab.scoring.scores import Scores
 from tenuto_lab.units.lifetimes import lifetime_pattern
 
 Of = Literal["outputs", "sample"]

@@ -15,7 +15,7 @@ from tenuto.runtime.executor import Executor
 from tenuto.runtime.residual import Branch
 from tenuto.scheduling.making import make
 from tenuto.scheduling.schedule import Keep, Schedule
-from tenuto.scoring.units import Unit
+from tenuto.scheduling.units import Unit
 
 
 class Rival(Executor):

@@ -7,7 +7,7 @@ import numpy as np
 from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto.scheduling.schedule import Schedule
-from tenuto.scoring.units import block_of
+from tenuto.scheduling.units import block_of
 from tenuto_lab.rivals.common import check_period, schedule_for
 
 

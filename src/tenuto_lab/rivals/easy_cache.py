@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tenuto.errors import UsageError
 from tenuto.runtime.residual import plain
-from tenuto.scoring.units import Unit
+from tenuto.scheduling.units import Unit
 from tenuto_lab.rivals.common import Rival, RivalGeneration
 
 Hold = Literal["difference", "output"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tenuto.runtime.prediction import lagrange
 from tenuto.runtime.residual import plain
-from tenuto.scoring.units import Unit
+from tenuto.scheduling.units import Unit
 from tenuto_lab.rivals.common import Rival, RivalGeneration, check_order, check_period
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tenuto.errors import UsageError
-from tenuto.scoring.units import Unit
+from tenuto.scheduling.units import Unit
 from tenuto_lab.rivals.common import Rival, RivalGeneration
 from tenuto_lab.rivals.trunk import Stem, evaluated, stem_of, why_not
 

@@ -24,7 +24,7 @@ from tenuto.errors import TenutoError, UsageError
 from tenuto.models.architecture import ConfigError
 from tenuto.models.diffusers.private_diffusers import FORWARD_BEHIND_HOOK
 from tenuto.runtime.residual import Branch, Residual, SeamForward, plain
-from tenuto.scoring.units import Unit
+from tenuto.scheduling.units import Unit
 from tenuto_lab.seam import transformer_blocks
 from tenuto_lab.seam.blocks import DENOISERS, sites_of
 from tenuto_lab.seam.sites import Forward, Site

@@ -15,7 +15,7 @@ from tenuto.errors import TenutoError
 from tenuto.models.diffusers.private_diffusers import run_feed_forward
 from tenuto.runtime.compilation import branch_function, function_of_many_shapes
 from tenuto.runtime.residual import Deferred, Residual
-from tenuto.scoring.units import Component, Matrix, Unit
+from tenuto.scheduling.units import Component, Matrix, Unit
 from tenuto_lab.seam import transformer_blocks
 from tenuto_lab.seam.sites import TEXT_TOKENS, Site, attention_unit, mlp_unit
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from tenuto.scoring.units import Component, Matrix, Unit
+from tenuto.scheduling.units import Component, Matrix, Unit
 
 TEXT_TOKENS = 77  # of CLIP's prompts; the cost of cross-attention assumes as many
 

@@ -26,7 +26,7 @@ from tenuto.errors import TenutoError
 from tenuto.models.diffusers.private_diffusers import run_feed_forward
 from tenuto.runtime.compilation import at_once, branch_function
 from tenuto.runtime.residual import Deferred, Residual
-from tenuto.scoring.units import Component, Matrix, Unit
+from tenuto.scheduling.units import Component, Matrix, Unit
 from tenuto_lab.seam.sites import ADDED_PROJECTIONS, Site, attention_unit, mlp_unit
 
 BLOCKS = (JointTransformerBlock, FluxTransformerBlock, FluxSingleTransformerBlock, WanTransformerBlock)

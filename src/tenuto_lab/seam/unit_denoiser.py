@@ -11,15 +11,15 @@ from typing import Any
 from torch import nn
 
 from tenuto.errors import UsageError
+from tenuto.models.checkpoint import fingerprint_of
 from tenuto.models.diffusers.denoisers import denoiser_of
 from tenuto.pipelines.denoiser import Denoiser
 from tenuto.pipelines.request import Request
 from tenuto.runtime.private_torch import inner_module
 from tenuto.runtime.residual import Residual
 from tenuto.scheduling.schedule import Schedule
-from tenuto.scoring.checkpoint import fingerprint_of
-from tenuto.scoring.scores import Scores, score_tensors
-from tenuto.scoring.units import WHOLE, Subject, Unit, Unscored
+from tenuto.scheduling.units import WHOLE, Subject, Unit, Unscored
+from tenuto_lab.scoring.scores import Scores, score_tensors
 from tenuto_lab.seam.attachment import Attachment, attach, units_in
 from tenuto_lab.seam.blocks import DENOISERS
 from tenuto_lab.seam.live_tensors import LiveTensors

@@ -19,9 +19,9 @@ from tenuto.models.architecture import Architecture
 from tenuto.runtime.executor import UNITS, Executor
 from tenuto.sampling.pictures import prepared
 from tenuto.scheduling.schedule import Keep, Schedule
-from tenuto.scoring.scores import Scores
-from tenuto.scoring.units import Unit
+from tenuto.scheduling.units import Unit
 from tenuto_lab.candidates.padded import PaddedExecutor
+from tenuto_lab.scoring.scores import Scores
 from tenuto_lab.seam.sites import TEXT_TOKENS
 from tenuto_lab.speed.timed_schedules import everything, refreshed, scattered_lifetimes, spectral_lifetimes
 from tenuto_lab.units.unit_executor import UnitExecutor

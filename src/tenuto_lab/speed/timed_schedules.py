@@ -7,11 +7,10 @@ import numpy as np
 
 from tenuto.errors import UsageError
 from tenuto.scheduling.making import make
-from tenuto.scheduling.refresh import refresh_pattern
 from tenuto.scheduling.schedule import Keep, Predict, Schedule
-from tenuto.scoring.scores import Scores, normalised
-from tenuto.scoring.units import Granularity, Unit, Unscored, block_of
-from tenuto_lab.units.lifetimes import lifetime_pattern, lifetimes_at, tau_for_budget
+from tenuto.scheduling.units import Granularity, Unit, Unscored, block_of
+from tenuto_lab.scoring.scores import Scores, normalised
+from tenuto_lab.units.lifetimes import lifetime_pattern, lifetimes_at, refresh_pattern, tau_for_budget
 
 
 def everything(units: Sequence[Unit], steps: int) -> Schedule:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from tenuto.errors import UsageError
 from tenuto.scheduling.making import check_request, make
 from tenuto.scheduling.schedule import Keep, Predict, Schedule
-from tenuto.scoring.scores import Scores, at_granularity
-from tenuto.scoring.units import Granularity, block_of
+from tenuto.scheduling.units import Granularity, block_of
+from tenuto_lab.scoring.scores import Scores, at_granularity
 
 TAU = 1.0  # the paper's untuned operating point
 MIN_LIFETIME = 0.1  # S_min as a share of T
@@ -148,3 +148,9 @@ def _check_lifetimes(schedule: Schedule) -> None:
 def _exact(product: float) -> float:
     """The product without the rounding error that would raise its ceiling by one (100 · 0.07 = 7.000000000000001)."""
     return round(product, 9)
+
+
+def refresh_pattern(units: int, steps: int, every: int, closing: int = 0) -> NDArray[np.bool_]:
+    """[unit, step]: all units together, at every R-th step and at the last steps."""
+    step = np.arange(steps)
+    return np.tile((step % every == 0) | (step >= steps - closing), (units, 1))

@@ -12,10 +12,11 @@ from tenuto.models.dit import DiT, units
 from tenuto.runtime.executor import Executor
 from tenuto.runtime.stages import Cells
 from tenuto.scheduling.making import make
-from tenuto.scheduling.refresh import refresh, refresh_pattern
+from tenuto.scheduling.refresh import refresh
 from tenuto.scheduling.schedule import Keep, Predict, Schedule
-from tenuto.scoring.units import Unscored
+from tenuto.scheduling.units import Unscored
 from tenuto_lab.candidates.padded import Padded, PaddedExecutor
+from tenuto_lab.units.lifetimes import refresh_pattern
 from tests.conftest import random_dit
 
 STEPS = 7

@@ -9,9 +9,9 @@ import torch
 import tenuto
 from tenuto.errors import UsageError
 from tenuto.scheduling.refresh import refresh
-from tenuto.scoring.scores import Scores, UnitScore
 from tenuto_lab.candidates.composition import both
 from tenuto_lab.candidates.ranked_lifetimes import STATISTICS, lifetimes_by, ranked_lifetimes, statistic_of
+from tenuto_lab.scoring.scores import Scores, UnitScore
 from tenuto_lab.units.lifetimes import lifetimes
 from tests.conftest import random_dit, write_checkpoint
 

@@ -18,11 +18,11 @@ import tenuto
 from tenuto.errors import CheckpointError, ScheduleError, UsageError
 from tenuto.models import load, open_model
 from tenuto.models.architecture import ConfigError, NoiseLevels
+from tenuto.models.checkpoint import ModuleTensors
 from tenuto.pipelines.enable import accelerated
 from tenuto.runtime.executor import Executor
-from tenuto.scoring.checkpoint import ModuleTensors
-from tenuto.scoring.scores import score_tensors
 from tenuto_lab.networks import unet
+from tenuto_lab.scoring.scores import score_tensors
 from tenuto_lab.seam.attachment import attach, units_of
 from tests.helpers.denoisers import DIT, SDXL, inputs, make, make_schedule, run
 

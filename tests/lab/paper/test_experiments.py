@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 import tenuto
 from tenuto.errors import UsageError
-from tenuto.journal import Journal
 from tenuto.models import Model, llada
 from tenuto.models.llada import LLaDA
 from tenuto.runtime.executor import Executor
@@ -20,6 +19,7 @@ from tenuto.showing.images import grid, png_bytes
 from tenuto_lab.candidates.ranked_lifetimes import STATISTICS
 from tenuto_lab.cli import app
 from tenuto_lab.frontier.points import everything
+from tenuto_lab.journal import Journal
 from tenuto_lab.paper import EXPERIMENTS, ClaimRow, Lab
 from tenuto_lab.paper import failures as failing
 from tenuto_lab.paper import freezing as tuning_task

@@ -9,11 +9,11 @@ import torch
 import tenuto
 from tenuto.errors import UsageError
 from tenuto.runtime.executor import Executor
-from tenuto.scoring.scores import ComponentScore, Scores, UnitScore
-from tenuto.scoring.spectrum import spectrum
-from tenuto.scoring.units import Component, Matrix
+from tenuto.scheduling.units import Component, Matrix
 from tenuto_lab.candidates.ranked_lifetimes import statistic_of
 from tenuto_lab.probing.sensitivity import depth_regression, freeze_errors, orientation, scr_and_stable_rank, spearman
+from tenuto_lab.scoring.scores import ComponentScore, Scores, UnitScore
+from tenuto_lab.scoring.spectrum import spectrum
 from tenuto_lab.units.lifetimes import lifetimes, lifetimes_at
 from tests.conftest import random_dit, write_checkpoint
 

@@ -15,7 +15,6 @@ from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto.runtime.executor import Executor
 from tenuto.scheduling.schedule import Keep, Predict
-from tenuto.scoring.scores import Scores, UnitScore
 from tenuto_lab.candidates.composition import both
 from tenuto_lab.networks import unet
 from tenuto_lab.rivals import (
@@ -32,6 +31,7 @@ from tenuto_lab.rivals import (
     smooth_cache_at,
     smooth_row,
 )
+from tenuto_lab.scoring.scores import Scores, UnitScore
 from tenuto_lab.seam.attachment import attach
 from tenuto_lab.units.lifetimes import lifetimes
 from tests.conftest import random_dit

@@ -11,7 +11,7 @@ from tenuto.models.llada import LLaDA, LLaDAConfig, units
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.masked import MaskedSampling, generate_tokens
 from tenuto.scheduling.rewrite import rewrite
-from tenuto.scoring.units import Unscored
+from tenuto.scheduling.units import Unscored
 from tenuto_lab.rivals.text import fast_dllm, rules
 from tests.models.test_llada import TINY, make_network
 from tests.sampling.test_parallel import Plainly

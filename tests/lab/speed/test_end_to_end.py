@@ -11,7 +11,7 @@ from benchmarks.ladder import FAMILIES, TINY, make_subject
 from tenuto.errors import UsageError
 from tenuto.models import architecture
 from tenuto.models.dit import DiTConfig
-from tenuto.scoring.units import block_of
+from tenuto.scheduling.units import block_of
 from tenuto_lab.speed.end_to_end import end_to_end
 from tenuto_lab.speed.ladder import ladder, spectral_lifetimes
 

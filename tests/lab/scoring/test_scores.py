@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import tenuto
 from tenuto.errors import CheckpointError, TenutoError
-from tenuto.scoring.checkpoint import ModuleTensors
-from tenuto.scoring.scores import load_scores, normalised, score_tensors
-from tenuto.scoring.units import Component, Matrix, Unit
+from tenuto.models.checkpoint import ModuleTensors
+from tenuto.scheduling.units import Component, Matrix, Unit
+from tenuto_lab.scoring.scores import load_scores, normalised, score_tensors
 from tests.conftest import random_dit, write_checkpoint
 
 
@@ -112,7 +112,7 @@ def test_file_and_module_agree_exactly(tmp_path, dtype, shards):
 
 
 def test_scoring_a_file_builds_no_model_and_reads_each_tensor_once(checkpoint, monkeypatch):
-    from tenuto.scoring.checkpoint import Checkpoint
+    from tenuto.models.checkpoint import Checkpoint
 
     reads = []
     original = Checkpoint.read
@@ -148,7 +148,7 @@ def test_a_score_file_comes_back_as_it_went(tmp_path, network):
     [
         (lambda r: r.update(surprise=1), "unknown field.*'surprise'"),
         (lambda r: r.pop("eta"), "lacks.*'eta'"),
-        (lambda r: r.update(format="tenuto.scoring.scores/99"), "not a score file this version reads"),
+        (lambda r: r.update(format="tenuto_lab.scoring.scores/99"), "not a score file this version reads"),
         (lambda r: r["units"][1].update(score=1.5), r"unit 2.*\[0, 1\]"),
         (lambda r: r["units"][0].update(raw="much"), "'raw' should be"),
         (lambda r: r.update(units=[]), "no units"),
@@ -182,9 +182,9 @@ def test_module_tensors_are_those_of_the_state_dict(network):
 
 
 def test_an_interrupted_scoring_goes_on_where_it_stopped(checkpoint, tmp_path, monkeypatch):
-    from tenuto.deciding import journal_of
     from tenuto.models import open_model
-    from tenuto.scoring import scores as module
+    from tenuto_lab.scoring import scores as module
+    from tenuto_lab.scoring.scoring_models import journal_of
 
     complete = tenuto.score(str(checkpoint))
     path, computed = tmp_path / "scores.json.journal", []
@@ -212,8 +212,8 @@ def test_an_interrupted_scoring_goes_on_where_it_stopped(checkpoint, tmp_path, m
 
 @pytest.mark.parametrize("text", ["", "3\n", '{"job": {"model": "another"}}\n', "\x80\x81", '{"job"'])
 def test_a_journal_of_other_weights_or_of_nonsense_is_not_believed(checkpoint, tmp_path, text):
-    from tenuto.deciding import journal_of
     from tenuto.models import open_model
+    from tenuto_lab.scoring.scoring_models import journal_of
 
     path = tmp_path / "journal"
     path.write_text(text, encoding="latin-1")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenuto.errors import CheckpointError
-from tenuto.scoring.spectrum import ETA, leading_band, spectrum, unfold
+from tenuto_lab.scoring.spectrum import ETA, leading_band, spectrum, unfold
 
 
 def by_svd(matrix: np.ndarray, eta: float = ETA) -> dict[str, float]:

@@ -18,13 +18,14 @@ from tenuto.files import read_json, replacing
 from tenuto.scheduling.schedule import FIRST_FORMAT, Schedule
 from tenuto.scheduling.schedule import FORMAT as SCHEDULE_FORMAT
 from tenuto.scheduling.schedule import from_json as schedule_from_json
-from tenuto.scoring.scores import FORMAT as SCORES_FORMAT
-from tenuto.scoring.scores import Scores
-from tenuto.scoring.scores import from_json as scores_from_json
 from tenuto.showing.escaping import in_markdown, one_line
-from tenuto.showing.facts import schedule_facts, scores_facts
-from tenuto.showing.maps import save_schedule_png, save_scores_png
+from tenuto.showing.facts import schedule_facts
+from tenuto.showing.maps import save_schedule_png
 from tenuto.showing.plotting import NoPlots
+from tenuto_lab.scoring.score_pictures import save_scores_png, scores_facts
+from tenuto_lab.scoring.scores import FORMAT as SCORES_FORMAT
+from tenuto_lab.scoring.scores import Scores
+from tenuto_lab.scoring.scores import from_json as scores_from_json
 
 Decision = Schedule | Scores
 NAMES = {SCHEDULE_FORMAT: "schedule.json", SCORES_FORMAT: "scores.json"}  # in a repository, by the file's format

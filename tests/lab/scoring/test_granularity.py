@@ -12,8 +12,8 @@ import tenuto
 from tenuto.errors import TenutoError, UsageError
 from tenuto.runtime.executor import Executor
 from tenuto.runtime.residual import plain
-from tenuto.scoring.scores import at_granularity, load_scores
-from tenuto.scoring.units import block_of
+from tenuto.scheduling.units import block_of
+from tenuto_lab.scoring.scores import at_granularity, load_scores
 from tenuto_lab.units.lifetimes import lifetimes
 from tests.cli.conftest import Run
 from tests.cli.conftest import tenuto as tenuto_run  # noqa: F401  a fixture

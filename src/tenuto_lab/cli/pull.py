@@ -18,10 +18,10 @@ def pull(
 
     A schedule whose scores were computed from other weights than your model's is refused when you use it.
     """
-    from tenuto import hub
     from tenuto.cli.console import print_json, say
     from tenuto.errors import UsageError
     from tenuto.files import check_writable
+    from tenuto_lab import hub
 
     repository, at, revision = source.partition("@")
     if at and not revision:

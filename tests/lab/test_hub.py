@@ -13,7 +13,7 @@ import torch
 
 import tenuto
 from tenuto.errors import ScheduleError, TenutoError, UsageError
-from tenuto.hub import card, pull, push
+from tenuto_lab.hub import card, pull, push
 from tests.conftest import random_dit, write_checkpoint
 from tests.helpers.fake_hub import TOKEN, FakeHub, fake_hub
 

@@ -28,8 +28,8 @@ def push(
 
     The token comes from HF_TOKEN, or from `hf auth login`.
     """
-    from tenuto import hub
     from tenuto.cli.console import out, print_json
+    from tenuto_lab import hub
 
     address = hub.push(file, repository, base_model=base_model, private=private, message=message)
     if as_json:

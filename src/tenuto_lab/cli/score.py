@@ -8,8 +8,7 @@ import typer
 from tenuto.cli.app import AsJson, Device, ModelName, app
 
 if TYPE_CHECKING:
-    from tenuto.models import Stored
-    from tenuto.scoring.scores import Scores
+    from tenuto_lab.scoring.scores import Scores
 
 
 @app.command(epilog="Example: tenuto score tiny-dit -o scores.json")
@@ -27,11 +26,12 @@ def score(
     """Score every unit of a checkpoint from its weights. Tensors are read one by one, and no model is built."""
     from tenuto.cli.app import check_device
     from tenuto.cli.console import print_json, say
-    from tenuto.deciding import journal_of
+    from tenuto.cli.schedule import score_with_progress
     from tenuto.errors import CheckpointError
     from tenuto.files import check_writable
     from tenuto.models import open_model
-    from tenuto.scoring.scores import to_json
+    from tenuto_lab.scoring.scores import to_json
+    from tenuto_lab.scoring.scoring_models import journal_of
 
     place, stored, journal = check_device(device), open_model(model), None
     if output is not None:
@@ -57,13 +57,20 @@ def score(
         say(f"Wrote {output}")
 
 
-def score_with_progress(stored: "Stored", **options: Any) -> "Scores":
-    from tenuto import deciding
-    from tenuto.cli.console import progress
+def show_scores(record: dict[str, Any], file: Path, html: Path | None, png: Path | None, as_json: bool) -> None:
+    """`tenuto show` of a score file."""
+    from tenuto.showing.page import write_page
+    from tenuto_lab.scoring.score_pictures import kinds_in, save_scores_png, scores_facts, scores_svg
+    from tenuto_lab.scoring.scores import from_json
 
-    keys = {key for unit in stored.units for key in unit.tensors()}
-    with progress(f"Scoring {stored.name}", len(keys)) as advance:
-        return deciding.score(stored, progress=lambda key: advance(1), **options)
+    scores = from_json(record, str(file))
+    if png:
+        save_scores_png(scores, png)
+    if html:
+        title, bars, kinds = f"Scores of {scores.model}", scores_svg(scores), kinds_in(scores)
+        write_page(html, title=title, lead=str(file), facts=scores_facts(scores), bars=bars, kinds=kinds)
+    if not as_json:
+        print_scores(scores)
 
 
 def print_scores(scores: "Scores") -> None:

@@ -6,7 +6,7 @@ network. Nothing here touches a tensor.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 ComponentKind = Literal["attention", "cross_attention", "mlp", "conv"]
 # What has a score and a lifetime of its own: every residual branch, or every block, whose branches share both. The
@@ -105,6 +105,7 @@ class Costed(Protocol):
     def flops(self) -> float: ...
 
 
+@runtime_checkable
 class Subject(Protocol):
     """What a schedule is made for: a model's units in the order they run, and what each costs.
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from tenuto import __version__
 from tenuto.errors import CheckpointError, TenutoError, UsageError
 from tenuto.files import check_fields, read_json, write_json
-from tenuto.journal import Journal
-from tenuto.scoring.checkpoint import Tensors, digest, fingerprint
-from tenuto.scoring.spectrum import ETA, K_RULE, Spectrum, spectrum
-from tenuto.scoring.units import MOST_FLOPS, ROLES, Component, Granularity, Matrix, Unit, block_of
+from tenuto.models.checkpoint import Tensors, digest, fingerprint
+from tenuto.scheduling.units import MOST_FLOPS, ROLES, Component, Granularity, Matrix, Unit, block_of
+from tenuto_lab.journal import Journal
+from tenuto_lab.scoring.spectrum import ETA, K_RULE, Spectrum, spectrum
 
 FORMAT = "tenuto.scoring.scores/1"
 EPSILON = 1e-12  # ε of the normalisation
