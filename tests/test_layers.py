@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tenuto_lab.frontier", "tenuto_lab.speed"),
     ("tenuto_lab.full_size",),
     ("tenuto_lab.paper",),
-    ("tenuto_lab.tabs",),
+    ("tenuto_lab.tabs", "tenuto_lab.commands"),
     ("tenuto_lab.cli",),
     ("tenuto_lab.__main__",),
 )

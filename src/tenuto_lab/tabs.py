@@ -6,8 +6,8 @@ from pathlib import Path
 import gradio as gr
 import matplotlib  # noqa: F401  without it nothing can be drawn, and the page leaves these tabs out
 
-from tenuto.showing.escaping import in_html, one_line
-from tenuto.showing.html import notice_html
+from tenuto.showing.escaping import one_line
+from tenuto.showing.html import notice_html, table_html
 from tenuto_lab.frontier.frontier_report import frontier_image, models_of, page_tables
 from tenuto_lab.frontier.known import FRONTIER, known_frontier
 from tenuto_lab.paper.claims import claims_table
@@ -73,12 +73,3 @@ def _held(rows: Sequence[Sequence[str]]) -> str:
     said = [row[HOLDS] for row in rows if row[HOLDS]]
     decided = len(said) - said.count("cannot tell")
     return f"{said.count('yes')} of {decided} decided claims hold" if said else "no claim to decide"
-
-
-def table_html(head: Sequence[str], rows: Sequence[Sequence[object]], title: str = "", text: str = "") -> str:
-    """A table that wraps its cells; it scrolls by itself where the page is too narrow."""
-    top = "".join(f"<th>{in_html(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{in_html(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    heading = f"<h3>{in_html(title)}</h3>" if title else ""
-    lead = f"<p>{in_html(text)}</p>" if text else ""
-    return f'{heading}{lead}<div class="wide"><table class="rows"><tr>{top}</tr>{body}</table></div>'

@@ -134,7 +134,7 @@ def test_nothing_is_shown_from_the_end_on() -> None:
 
 
 def test_a_schedule_is_made_without_a_score(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tenuto import deciding
+    from tenuto_lab.scoring import scoring_models
 
-    monkeypatch.setattr(deciding, "score_tensors", lambda *given, **options: pytest.fail("a score was computed"))
+    monkeypatch.setattr(scoring_models, "score_tensors", lambda *given, **options: pytest.fail("a score was computed"))
     assert chat(directory, "--prompt", "two", *SIZES).exit_code == 0

@@ -199,9 +199,15 @@ def test_a_diffusers_pipeline_is_scheduled_and_drawn_with(
 
 def test_offload_says_what_it_is_for(tenuto: Run, model: Path) -> None:
     status, _, err = tenuto("generate", model, "-o", "out", "--offload")
-    assert status == 2 and "keeps single units (branch, update), on a GPU" in err
-    status, _, err = tenuto("generate", model, "-o", "out", "--offload", "--memory", "1")
+    assert status == 2 and "--offload is for a schedule that keeps single units (branch, update)" in err
+    status, _, err = tenuto("generate", model, "-o", "out", "--memory", "1")
+    assert status == 2 and "--memory is for a schedule that keeps single units" in err
+    assert tenuto("schedule", model, "--steps", 12, "--keep", "branch", "-o", "units.json")[0] == 0
+    units = ("generate", model, "-o", "out", "--schedule", "units.json")
+    status, _, err = tenuto(*units, "--offload", "--memory", "1")
     assert status == 2 and "give one" in err
+    status, _, err = tenuto(*units, "--offload")
+    assert status == 2 and "is for a GPU" in err
 
 
 def test_a_quality_computes_as_many_steps_as_it_takes(tenuto: Run, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def test_models_lists_the_families_with_their_published_counts(tenuto: Run) -> N
     }
     kinds = {"attention": 70, "cross_attention": 70, "mlp": 70, "conv": 17}
     assert listed["unet"]["units_by_kind"] == kinds
-    theories = ["direct", "direct", "heuristic", "heuristic", "partial", "heuristic"]
+    theories = ["direct", "direct", "heuristic", "heuristic", "heuristic", "partial"]
     assert [one["theory"] for one in listed.values()] == theories
     status, out, _ = tenuto("models")
     assert status == 0 and "shortcut convolutions" in out and "tiny-llada" in out

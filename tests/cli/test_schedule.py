@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tenuto import deciding, models
+from tenuto import models
+from tenuto_lab.scoring import scoring_models
 from tests.cli.conftest import Run
 
 
@@ -37,7 +38,7 @@ def test_two_ways_to_say_how_much_are_refused(tenuto: Run, model: Path) -> None:
 
 
 def test_the_default_reads_no_weight(tenuto: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deciding, "score_tensors", lambda *given, **options: pytest.fail("a score was computed"))
+    monkeypatch.setattr(scoring_models, "score_tensors", lambda *given, **options: pytest.fail("a score was computed"))
     status, out, _ = tenuto("schedule", model, "--steps", 12)
     assert status == 0 and "no weight was read" in out
 

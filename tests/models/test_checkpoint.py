@@ -177,7 +177,7 @@ def test_a_tensor_stored_twice_is_refused(tmp_path, network):
     ("config", "message"),
     [
         ("{", "is not valid JSON"),
-        ("{}", 'has no "model_type"; it is one of: llada, dream, dit, dit-diffusers, uvit, unet'),
+        ("{}", 'has no "model_type"; it is one of: llada, dream, dit, dit-diffusers, unet, uvit'),
         ('{"model_type": "gpt"}', "model_type 'gpt'; known are"),
         ('{"model_type": "dit", "dept": 3}', "unknown argument.*dept"),
         ('{"model_type": "dit", "depth": "3"}', "depth should be of type int"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tenuto.scheduling.schedule import Schedule
 from tenuto.showing.escaping import in_html, in_markdown, one_line
 from tenuto.showing.facts import schedule_facts
-from tenuto.showing.html import facts_html, figures_html, map_html, notice_html
+from tenuto.showing.html import facts_html, figures_html, map_html, notice_html, table_html
 from tenuto.showing.maps import save_schedule_png
 from tenuto.showing.page import Table, write_page
 from tenuto_lab.hub import card
@@ -122,8 +122,6 @@ def test_a_page_keeps_its_form_whatever_the_file_says(tmp_path: Path, text: str)
             path, title=name, lead=name, facts={name: name}, figures=[(name, name)], tables=tables, schedule=made
         )
         parts = facts_html(schedule_facts(made)) + map_html(made) + notice_html(name)
-        from tenuto_lab.tabs import table_html
-
         parts += figures_html([(name, name)]) + table_html([name], [[name]], "title", "text")
         return Seen(path.read_text(encoding="utf-8")).tags + Seen(parts).tags
 

@@ -67,8 +67,8 @@ class Slower(UserWarning):
 
 
 class Executor:
-    def __new__(cls, network: Callable[..., Any], schedule: Schedule | None = None, **how: Any) -> "Executor":
-        holds_units = cls is Executor and schedule is not None and schedule.keep in UNITS
+    def __new__(cls, network: Any, schedule: Any = None, *given: Any, **options: Any) -> "Executor":
+        holds_units = cls is Executor and isinstance(schedule, Schedule) and schedule.keep in UNITS
         return super().__new__(offered("executor") if holds_units else cls)
 
     def __init__(

@@ -19,6 +19,15 @@ def figures_html(figures: Sequence[tuple[str, str]]) -> str:
     return f'<div class="figures">{cards}</div>'
 
 
+def table_html(head: Sequence[str], rows: Sequence[Sequence[object]], title: str = "", text: str = "") -> str:
+    """A table that wraps its cells; it scrolls by itself where the page is too narrow."""
+    top = "".join(f"<th>{in_html(name)}</th>" for name in head)
+    body = "".join("<tr>" + "".join(f"<td>{in_html(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    heading = f"<h3>{in_html(title)}</h3>" if title else ""
+    lead = f"<p>{in_html(text)}</p>" if text else ""
+    return f'{heading}{lead}<div class="wide"><table class="rows"><tr>{top}</tr>{body}</table></div>'
+
+
 def map_html(schedule: Schedule) -> str:
     """A schedule's map and its key."""
     return f"<p>One column for each step.{key_html(legend(schedule))}</p>{schedule_svg(schedule)}"
