@@ -3,11 +3,15 @@
 import json
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from tenuto.models.dit import DiT, DiTConfig
+
+hypothesis.settings.register_profile("tests", deadline=None)  # how long an example takes is no test's concern
+hypothesis.settings.load_profile("tests")
 
 TINY = {
     "input_size": 8,

@@ -4,11 +4,12 @@ import inspect
 import re
 import shlex
 from collections.abc import Iterator
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tenuto.laboratory import COMMANDS, offered
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -188,8 +189,7 @@ def commands_known() -> dict[str, Any]:
             found[path] = command
 
     walk(get_command(app_for([])), "")
-    (laboratory,) = entry_points(group="tenuto.commands", name="lab")
-    walk(get_command(laboratory.load()), "lab")
+    walk(get_command(offered("lab", COMMANDS)), "lab")
     return found
 
 

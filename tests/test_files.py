@@ -99,7 +99,7 @@ def test_a_name_may_be_as_long_as_names_can_be(tmp_path):
 
 def test_what_is_read_is_not_overwritten(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "scores.json").write_text('{"format": "tenuto.scoring.scores/1"}')
+    (tmp_path / "scores.json").write_text('{"format": "tenuto.scores/1"}')
     (tmp_path / "link.json").symlink_to(tmp_path / "config.json")
     for taken in ("config.json", "link.json"):
         with pytest.raises(TenutoError, match="belongs to what is read"):

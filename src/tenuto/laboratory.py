@@ -5,8 +5,10 @@ points of the distribution (pyproject.toml) and is loaded when it is first asked
 more architectures, more commands.
 """
 
+import tomllib
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from tenuto.errors import TenutoError
@@ -14,21 +16,28 @@ from tenuto.errors import TenutoError
 ADDITIONS, ARCHITECTURES, COMMANDS, TABS = (
     f"tenuto.{group}" for group in ("additions", "architectures", "commands", "tabs")
 )
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"  # of a checkout
 
 
 @cache
 def offered(name: str, group: str = ADDITIONS) -> Any:
     """What the laboratory offers under this name."""
-    found = next(iter(entry_points(group=group, name=name)), None)
+    found = _named(group).get(name)
     if found is None:
-        raise TenutoError(
-            f"The laboratory, which offers {name!r}, is not installed: pip install 'tenuto[lab]'. A checkout must be "
-            "installed as well: pip install --editable ."
-        )
+        raise TenutoError(f"{name} is offered by the laboratory, which is not installed: pip install 'tenuto[lab]'.")
     return found.load()
 
 
-@cache
 def offers(group: str) -> tuple[str, ...]:
     """The names of all that the laboratory offers in a group."""
-    return tuple(sorted(entry.name for entry in entry_points(group=group)))
+    return tuple(sorted(_named(group)))
+
+
+@cache
+def _named(group: str) -> dict[str, EntryPoint]:
+    found = {entry.name: entry for entry in entry_points(group=group)}
+    if not found and PROJECT.is_file():  # a checkout that is not installed
+        project = tomllib.loads(PROJECT.read_text(encoding="utf-8")).get("project", {})
+        named = project.get("entry-points", {}).get(group, {}) if project.get("name") == "tenuto" else {}
+        found = {name: EntryPoint(name, value, group) for name, value in named.items()}
+    return found

@@ -24,6 +24,7 @@ from tenuto.showing.maps import save_schedule_png
 from tenuto.showing.plotting import NoPlots
 from tenuto_lab.scoring.score_pictures import save_scores_png, scores_facts
 from tenuto_lab.scoring.scores import FORMAT as SCORES_FORMAT
+from tenuto_lab.scoring.scores import FORMATS as SCORES_FORMATS
 from tenuto_lab.scoring.scores import Scores
 from tenuto_lab.scoring.scores import from_json as scores_from_json
 
@@ -115,8 +116,8 @@ def read_decision(path: Path) -> tuple[str, Decision]:
     kind = record.get("format")
     if kind in (SCHEDULE_FORMAT, FIRST_FORMAT):
         return NAMES[SCHEDULE_FORMAT], schedule_from_json(record, str(path))
-    if kind == SCORES_FORMAT:
-        return NAMES[kind], scores_from_json(record, str(path))
+    if kind in SCORES_FORMATS:
+        return NAMES[SCORES_FORMAT], scores_from_json(record, str(path))
     raise TenutoError(
         f"{path} is neither a schedule ({SCHEDULE_FORMAT}) nor a score file ({SCORES_FORMAT}): its format is {kind!r}."
     )

@@ -1,36 +1,29 @@
 """tenuto lab: everything is passed on to the laboratory, and what is missing is said before anything is computed."""
 
-import importlib.metadata
 import json
 import subprocess
 import sys
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tenuto import laboratory
 from tests.cli.conftest import Run
 
 
-@pytest.fixture(autouse=True)
-def _entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The laboratory's entry point, as the installed package declares it."""
-    given = EntryPoint("lab", "tenuto_lab.cli:app", "tenuto.commands")
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **wanted: [given])
-
-
 def test_without_the_laboratory_it_says_what_to_install(tenuto: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **wanted: [])
+    monkeypatch.setattr(laboratory, "_named", lambda group: {})
+    laboratory.offered.cache_clear()
     status, out, err = tenuto("lab", "frontier", "tiny-dit")
-    assert status == 1 and out == "" and "pip install 'tenuto[lab]'" in err and "python -m tenuto_lab" in err
+    assert status == 1 and out == "" and "pip install 'tenuto[lab]'" in err
 
 
 def test_a_laboratory_that_cannot_be_loaded_names_the_extra(tenuto: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(self: EntryPoint) -> Any:
+    def offered(name: str, group: str) -> Any:
         raise ModuleNotFoundError("No module named 'lm_eval'", name="lm_eval")
 
-    monkeypatch.setattr(EntryPoint, "load", load)
+    monkeypatch.setattr(laboratory, "offered", offered)
     status, _, err = tenuto("lab", "bench", "tiny-dit")
     assert status == 1 and "pip install 'tenuto[eval]'" in err
 

@@ -77,8 +77,12 @@ def test_a_tab_whose_packages_are_missing_is_left_out(monkeypatch: pytest.Monkey
     pytest.importorskip("gradio")
     from tenuto.ui import app
 
-    offered = [EntryPoint("lost", "tenuto_absent:tab", app.TABS), EntryPoint("found", "os:getcwd", app.TABS)]
-    monkeypatch.setattr(app, "entry_points", lambda group: offered)
+    tabs = {
+        "lost": EntryPoint("lost", "tenuto_absent:tab", app.TABS),
+        "found": EntryPoint("found", "os:getcwd", app.TABS),
+    }
+    monkeypatch.setattr(app, "offers", lambda group: tuple(tabs))
+    monkeypatch.setattr(app, "offered", lambda name, group: tabs[name].load())
     assert [name for name, _ in app._other_tabs()] == ["Found"]
 
 

@@ -1,8 +1,4 @@
-"""`tenuto lab`: the laboratory's commands.
-
-The product never imports the laboratory. The laboratory names its app in the package's entry points, and this command
-passes everything on to that app.
-"""
+"""`tenuto lab`: the laboratory's commands, to which everything is passed on."""
 
 from typing import Annotated
 
@@ -10,26 +6,18 @@ import typer
 
 from tenuto.cli.app import app
 
-GROUP = "tenuto.commands"
 ASIDE = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
 @app.command(context_settings=ASIDE, add_help_option=False, epilog="Example: tenuto lab --help")
 def lab(arguments: Annotated[list[str] | None, typer.Argument(metavar="COMMAND …", show_default=False)] = None) -> None:
     """The laboratory: rivals, frontiers, speed, full-size evaluation, and the paper's experiments."""
-    from importlib.metadata import entry_points
-
     from tenuto.cli.extras import EXTRAS
     from tenuto.errors import TenutoError
+    from tenuto.laboratory import COMMANDS, offered
 
-    found = next(iter(entry_points(group=GROUP, name="lab")), None)
-    if found is None:
-        raise TenutoError(
-            "The laboratory is not installed: pip install 'tenuto[lab]'. In a checkout that is not installed, "
-            "`python -m tenuto_lab` does the same."
-        )
     try:
-        laboratory = found.load()
+        laboratory = offered("lab", COMMANDS)
     except ImportError as error:
         needed = (error.name or "").partition(".")[0]
         extra = "eval" if needed in EXTRAS["eval"] else "lab"

@@ -42,12 +42,12 @@ def show(
         _draw_schedule(schedule, file, html, png)
         if not as_json:
             print_schedule(schedule)
-    elif kind == offered("scores_format"):
+    elif kind in offered("scores_formats"):
         offered("show_scores")(record, file, html, png, as_json)
     else:
         hint = " It looks like a frontier: `tenuto lab show` draws those." if "cases" in record else ""
         raise TenutoError(
-            f"{file} is neither a score file ({offered('scores_format')}) nor a schedule ({schedules.FORMAT}): "
+            f"{file} is neither a score file ({offered('scores_formats')[0]}) nor a schedule ({schedules.FORMAT}): "
             f"its format is {kind!r}.{hint}"
         )
     if as_json:

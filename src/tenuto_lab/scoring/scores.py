@@ -21,7 +21,8 @@ from tenuto.scheduling.units import MOST_FLOPS, ROLES, Component, Granularity, M
 from tenuto_lab.journal import Journal
 from tenuto_lab.scoring.spectrum import ETA, K_RULE, Spectrum, spectrum
 
-FORMAT = "tenuto.scoring.scores/1"
+FORMAT = "tenuto.scores/1"
+FORMATS = (FORMAT, "tenuto.scoring.scores/1")  # the second name stood in files for a while, for the same format
 EPSILON = 1e-12  # ε of the normalisation
 
 Progress = Callable[[str], object]  # called with the name of each finished tensor
@@ -229,7 +230,7 @@ def load_scores(path: str | Path) -> Scores:
 
 
 def from_json(record: dict[str, Any], where: str) -> Scores:
-    if record.get("format") != FORMAT:
+    if record.get("format") not in FORMATS:
         raise TenutoError(
             f"{where} is not a score file this version reads: format {record.get('format')!r}, not {FORMAT!r}."
         )

@@ -143,6 +143,16 @@ def test_a_score_file_comes_back_as_it_went(tmp_path, network):
     assert {"frobenius", "spectral_norm", "stable_rank", "scr", "rho", "g", "k"} <= set(q)
 
 
+@pytest.mark.parametrize("name", ["tenuto.scores/1", "tenuto.scoring.scores/1"])
+def test_a_score_file_of_an_earlier_version_is_read(tmp_path, network, name):
+    scores = tenuto.score(as_model(network))
+    path = tmp_path / "scores.json"
+    scores.save(path)
+    assert json.loads(path.read_text())["format"] == "tenuto.scores/1"
+    path.write_text(path.read_text().replace("tenuto.scores/1", name))
+    assert load_scores(path) == scores
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
