@@ -221,6 +221,20 @@ def test_every_scheduler_of_a_pipeline_without_a_progress_bar_is_held() -> None:
     assert all(map(torch.equal, pipe(), full)) and "step" not in vars(pipe.audio_scheduler)
 
 
+def test_a_quality_of_two_schedulers_is_that_of_the_worse() -> None:
+    pipe, counts = Modular(), []
+    full = pipe()
+    for quality in (30, 70):
+        with tenuto.accelerated(pipe, quality=quality):
+            held, told = pipe(), tenuto.summary(pipe)
+        assert not told.too_few
+        assert all(
+            float((one - two).abs().mean() / two.abs().mean()) < 0.05 for one, two in zip(held, full, strict=True)
+        )
+        counts.append(told.computed_steps)
+    assert counts[0] < counts[1]
+
+
 def test_a_pipeline_without_a_progress_bar_sees_that_its_weights_were_changed() -> None:
     pipe = Modular()
     tenuto.enable(pipe, evaluations=12, on_change="refuse")
