@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from tenuto import __version__
-from tenuto.errors import UsageError
+from tenuto.errors import UsageError, is_number
 from tenuto.journal import Journal
 from tenuto.models import ARCHITECTURES, Model, Stored, architecture, open_model
 from tenuto.models.architecture import Architecture
@@ -20,6 +20,7 @@ from tenuto.scoring.scores import Progress, Scores, score_tensors, silent
 from tenuto.scoring.spectrum import ETA
 from tenuto.scoring.units import WHOLE, Granularity, Subject, Unscored
 
+LARGEST_ETA = 1e100  # beyond it, spectra overflow
 FEW_STEPS = 12  # with so many steps or fewer, users are told what can be gained
 Policy = Literal["refresh", "rewrite", "lifetimes"]
 
@@ -65,8 +66,8 @@ def score(
     With `granularity="block"` the units of a block share one score, the sum over its branches, as the paper counts.
     A `journal` (see `journal_of`) records finished tensors, so that an interrupted call can continue where it stopped.
     """
-    if not 0 < eta < math.inf:
-        raise UsageError(f"η must be positive and finite, not {eta}.")
+    if not is_number(eta) or not 0 < eta <= LARGEST_ETA:
+        raise UsageError(f"η must be positive and at most {LARGEST_ETA:g}, not {eta}.")
     if isinstance(model, str | Path):
         model = open_model(str(model))
     if not isinstance(model, Model | Stored):
