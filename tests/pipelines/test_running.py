@@ -170,10 +170,13 @@ def test_nonsense_is_refused_and_leaves_nothing_behind() -> None:
         ({"scheduler": network}, "A diffusers scheduler is needed, not a Small"),
         ({"budget": 0.0}, "above 0"),
         ({"evaluations": 3, "budget": 0.5}, "not two of them"),
+        *(({"denoisers": one}, "Give the network") for one in (None, [], {}, "x")),
+        ({"denoisers": {"unet": None}}, "loop's unet should be a torch module, not a NoneType"),
+        *(({"steps": one}, "number of steps must be") for one in (0, -1, 2.5, "x", True)),
     ):
-        given: dict[str, Any] = {"scheduler": scheduler, **wrong}
+        given: dict[str, Any] = {"denoisers": network, "scheduler": scheduler, **wrong}
         with pytest.raises(UsageError, match=message):
-            tenuto.running(network, **given).__enter__()
+            tenuto.running(**given).__enter__()
         assert "step" not in vars(scheduler) and "_compiled_call_impl" not in vars(network)
     with tenuto.running(network, scheduler, steps=25), pytest.raises(UsageError, match="has 24 timesteps"):
         drawn(network, scheduler)
