@@ -18,7 +18,7 @@ import typer
 import tenuto
 from benchmarks.places import results_of
 from tenuto.deciding import subject_of
-from tenuto.files import read_json, write_json, write_text
+from tenuto.files import write_json, write_text
 from tenuto.models.solvers import nature_for
 from tenuto.provenance import origin, provenance
 from tenuto.quality import psnr
@@ -29,6 +29,7 @@ from tenuto_lab.frontier.cases import asked_for
 from tenuto_lab.frontier.drawing import DrawingCase
 from tenuto_lab.frontier.points import everything
 from tenuto_lab.judging.statistics import mean_interval
+from tenuto_lab.result_files import ORIGIN, both, makes, read_result, shaped
 
 RESULTS = results_of("ablation")
 NETWORKS = ("tiny-dit", "tiny-uvit", "tiny-sdxl")
@@ -88,6 +89,19 @@ def table(record: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+RECORD = both(
+    shaped(
+        {
+            "samples": int,
+            "seeds": int,
+            "provenance": ORIGIN,
+            "networks": {str: [{"way": str, **dict.fromkeys(("work", "psnr", "low", "high"), float)}]},
+        }
+    ),
+    makes(table),
+)
+
+
 def main(
     out: Annotated[Path, typer.Option(help="The file to write; what it holds is replaced.")] = RESULTS,
     only: Annotated[list[str] | None, typer.Option(help=f"Networks: {', '.join(NETWORKS)}.")] = None,
@@ -98,7 +112,7 @@ def main(
 ) -> None:
     """Change the default part by part, and see what that costs."""
     if draw_only:
-        write_text(out.with_suffix(".md"), table(read_json(out, "ablation")))
+        write_text(out.with_suffix(".md"), table(read_result(out, "ablation", RECORD)))
         return
     record: dict[str, Any] = {"provenance": provenance(device, seed=0), "samples": samples, "seeds": seeds}
     record["networks"] = {}

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 import tenuto
 from benchmarks.places import results_of
-from tenuto.files import read_json, write_json, write_text
+from tenuto.files import write_json, write_text
 from tenuto.models import Model
 from tenuto.models.architecture import NoiseLevels
 from tenuto.provenance import origin, provenance
@@ -34,6 +34,7 @@ from tenuto.quality import psnr
 from tenuto.sampling.pictures import decode, vae_of
 from tenuto_lab.frontier.cases import asked_for
 from tenuto_lab.frontier.named_rivals import noise_of
+from tenuto_lab.result_files import ORIGIN, both, makes, read_result, shaped
 from tenuto_lab.rivals.noise_prediction import Denoiser
 
 RESULTS = results_of("few_steps")
@@ -146,6 +147,23 @@ def cell(rows: Sequence[Mapping[str, Any]], steps: int, count: int) -> str:
     return "; ".join(f"{row['held_db']:.1f} / {row['fewer_db']:.1f}" for row in here)
 
 
+RECORD = both(
+    shaped(
+        {
+            "provenance": {**ORIGIN, "samples": int},
+            "rows": [
+                {
+                    **{"network": str, "scheduler": str},
+                    **dict.fromkeys(("steps", "asked", "computed"), int),
+                    **dict.fromkeys(("held_db", "worst_db", "fewer_db"), float),
+                }
+            ],
+        }
+    ),
+    makes(table),
+)
+
+
 def main(
     out: Annotated[Path, typer.Option(help="The file to write.")] = RESULTS,
     samples: Annotated[int, typer.Option(min=1)] = 4,
@@ -154,7 +172,7 @@ def main(
 ) -> None:
     """Few steps: held, and as many plain steps."""
     if draw_only:
-        write_text(out.with_suffix(".md"), table(read_json(out, "few steps")))
+        write_text(out.with_suffix(".md"), table(read_result(out, "table of few steps", RECORD)))
         return
     known: dict[str, Any] = {"provenance": provenance("cpu", samples=samples, seed=0), "rows": []}
     for network in only or NETWORKS:

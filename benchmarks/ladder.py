@@ -17,14 +17,14 @@ import torch
 import typer
 
 from benchmarks.places import ROOT, results_of
-from tenuto.files import read_json, write_json, write_text
+from tenuto.files import write_json, write_text
 from tenuto.models import architecture
 from tenuto.provenance import commit, provenance
 from tenuto_lab.networks.unet import UNetConfig
 from tenuto_lab.scoring.scoring_models import score
 from tenuto_lab.speed.end_to_end import end_to_end
 from tenuto_lab.speed.ladder import TimedNetwork, ceilings, ladder, measure, timed_network, where_time_goes
-from tenuto_lab.speed.ladder_report import ladder_picture, ladder_tables
+from tenuto_lab.speed.ladder_report import ladder_picture, ladder_tables, read_ladder
 
 RESULTS, PICTURE = results_of("ladder"), ROOT / "docs" / "images" / "ladder.png"
 # family -> (name, the paper's budget, images or tokens)
@@ -87,7 +87,7 @@ def main(
     """Time every way of running a schedule on the full-size networks."""
     where = torch.device(device)
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
-    known = read_json(out, "ladder") if out.exists() else {"settings": {}, "rows": []}
+    known = read_ladder(out) if out.exists() else {"settings": {}, "rows": []}
     for name, (family, size) in SETTINGS.items():
         if draw_only or (only and name not in only and family not in only):
             continue

@@ -19,12 +19,13 @@ from torch import Tensor
 
 import tenuto
 from benchmarks.places import ROOT, results_of
-from tenuto.files import read_json, write_json, write_text
+from tenuto.files import write_json, write_text
 from tenuto.models import SHIPPED, Model
 from tenuto.provenance import origin, provenance
 from tenuto.runtime.pacing import PEAK
 from tenuto.sampling.pictures import generate
 from tenuto_lab.frontier.cases import asked_for
+from tenuto_lab.result_files import ORIGIN, both, makes, read_result, shaped
 
 NETWORKS = ("tiny-dit", "tiny-sdxl", "tiny-uvit", "natural-dit")
 CHOSEN_BY = ("tiny-dit", "tiny-sdxl")
@@ -93,6 +94,25 @@ def summary(record: dict[str, Any]) -> str:
     return "\n".join([*lines[:2], " ".join(said), "", *lines[2:], ""])
 
 
+RECORD = both(
+    shaped(
+        {
+            "samples": int,
+            "provenance": ORIGIN,
+            "cases": [
+                {
+                    **{"network": str, "guidance": float, "solver": str, "steps": int},
+                    "rows": [
+                        {"asked": float, "evaluations": int, "estimated": float | None, "reached": float, "seed": int}
+                    ],
+                }
+            ],
+        }
+    ),
+    makes(summary),
+)
+
+
 def main(
     out: Annotated[Path, typer.Option(help="The file to write; cases in it are not measured again.")] = results_of(
         "quality"
@@ -108,7 +128,7 @@ def main(
 ) -> None:
     """Ask for qualities on every network, and write what was reached."""
     began = time.monotonic()
-    record: dict[str, Any] = read_json(out, "quality") if out.is_file() else {"cases": []}
+    record: dict[str, Any] = read_result(out, "table of qualities", RECORD) if out.is_file() else {"cases": []}
     record |= {"provenance": provenance(device), "samples": samples}
     done = {(case["network"], case["guidance"], case["solver"], case["steps"]) for case in record["cases"]}
     for name in only or NETWORKS:

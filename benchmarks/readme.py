@@ -20,7 +20,7 @@ from torch import Tensor
 import tenuto
 from benchmarks.places import ROOT, results_of
 from tenuto.errors import TenutoError
-from tenuto.files import read_json, replacing, write_json, write_text
+from tenuto.files import replacing, write_json, write_text
 from tenuto.models import shipped
 from tenuto.provenance import provenance
 from tenuto.quality import psnr
@@ -28,6 +28,7 @@ from tenuto.sampling.pictures import Sampling
 from tenuto.scheduling.schedule import Schedule
 from tenuto.showing.images import difference, grid
 from tenuto_lab.judging.classifier import load_classifier
+from tenuto_lab.result_files import ORIGIN, both, makes, read_result, shaped
 
 MODEL = "tiny-dit"
 STEPS = 50
@@ -197,6 +198,22 @@ def insert_between(page: Path, begin: str, end: str, new: str) -> None:
     write_text(page, f"{before}{begin}\n{new}\n{end}{rest.split(end, 1)[1]}")
 
 
+RECORD = both(
+    shaped(
+        {
+            **{"model": str, "images": int, "repeats": int, "provenance": {**ORIGIN, "seed": int}},
+            "rows": [
+                {
+                    **{"row": str, "seconds_all": [float], "psnr": float | None, "psnr_worst": float | None},
+                    **dict.fromkeys(("work", "seconds", "speedup", "agreement"), float),
+                }
+            ],
+        }
+    ),
+    makes(lambda result: (table(result), headline(result))),
+)
+
+
 def main(
     per_class: Annotated[int, typer.Option(help="Pictures of each of the ten classes.")] = 3,
     repeats: Annotated[int, typer.Option(help="Times every row is run.")] = 3,
@@ -206,7 +223,7 @@ def main(
 ) -> None:
     """Measure, and write the README's table and picture."""
     if draw_only:
-        result = read_json(out, "result")
+        result = read_result(out, "table of the README", RECORD)
     else:
         model = tenuto.load(MODEL)
         rows = rows_to_measure(model)

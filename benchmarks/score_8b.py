@@ -18,12 +18,15 @@ import typer
 from safetensors.torch import save_file
 
 from benchmarks.places import results_of
-from tenuto.files import read_json, write_json
+from tenuto.files import write_json
 from tenuto.models.llada import LLaDA, LLaDAConfig
 from tenuto.provenance import provenance
+from tenuto_lab.result_files import read_result, shaped
 
 SHARDS = 6  # as published
 RESULTS = results_of("score_8b")
+INDEX = shaped({"metadata": {"total_size": int}})
+RECORD = shaped({"runs": [{"layers": int, "bytes": int, "seconds": float, "peak_resident_bytes": int}]})
 
 
 def write_checkpoint(directory: Path, layers: int) -> int:
@@ -85,9 +88,13 @@ def main(
 ) -> None:
     """Write the checkpoint if it is not there, score it, and note the time and the peak memory."""
     index = out / "model.safetensors.index.json"
-    total = read_json(index, "index")["metadata"]["total_size"] if index.exists() else write_checkpoint(out, layers)
+    total = (
+        read_result(index, "index", INDEX)["metadata"]["total_size"]
+        if index.exists()
+        else write_checkpoint(out, layers)
+    )
     record = {"provenance": provenance(seed=0), "layers": layers, "bytes": total, **measure(out, device, threads)}
-    kept = read_json(RESULTS, "benchmark results")["runs"] if RESULTS.exists() else []
+    kept = read_result(RESULTS, "record of scores", RECORD)["runs"] if RESULTS.exists() else []
     write_json(RESULTS, {"runs": [*kept, record]})
     memory = record["peak_resident_bytes"] / 2**30
     print(

@@ -28,13 +28,14 @@ from torch import Tensor, nn
 
 import tenuto
 from benchmarks.places import results_of
-from tenuto.files import read_json, write_json, write_text
+from tenuto.files import write_json, write_text
 from tenuto.models import Model
 from tenuto.models.architecture import NoiseLevels
 from tenuto.provenance import origin, provenance
 from tenuto.quality import psnr
 from tenuto_lab.frontier.cases import asked_for
 from tenuto_lab.frontier.named_rivals import noise_of
+from tenuto_lab.result_files import ORIGIN, both, makes, read_result, shaped
 from tenuto_lab.rivals.noise_prediction import Denoiser
 
 NETWORKS = ("tiny-dit", "tiny-uvit", "tiny-sdxl")
@@ -158,6 +159,33 @@ def table(record: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+RECORD = both(
+    shaped(
+        {
+            "samples": int,
+            "provenance": ORIGIN,
+            "cases": [
+                {
+                    **{"network": str, "scheduler": str, "guidance": float, "rescaled": float},
+                    "rows": [
+                        {
+                            "steps": int,
+                            "evaluations": int,
+                            **{
+                                f"{way}_{goal}": float
+                                for way in ("ours", "fewer", "full")
+                                for goal in ("full", "converged")
+                            },
+                        }
+                    ],
+                }
+            ],
+        }
+    ),
+    makes(table),
+)
+
+
 def main(
     out: Annotated[Path, typer.Option(help="The file to write.")] = results_of("settings"),
     only: Annotated[list[str] | None, typer.Option(help="Networks.")] = None,
@@ -171,9 +199,9 @@ def main(
 ) -> None:
     """Measure every setting."""
     if draw_only:
-        return write_text(out.with_suffix(".md"), table(read_json(out, "settings")))
+        return write_text(out.with_suffix(".md"), table(read_result(out, "table of settings", RECORD)))
     began = time.monotonic()
-    record: dict[str, Any] = read_json(out, "settings") if out.is_file() else {"cases": []}
+    record: dict[str, Any] = read_result(out, "table of settings", RECORD) if out.is_file() else {"cases": []}
     record |= {"provenance": provenance(device, seed=0), "samples": samples}
     done = [[case[key] for key in ("network", "scheduler", "guidance", "rescaled")] for case in record["cases"]]
     scales = [(one, 0.0) for one in guidance or GUIDANCES]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import tenuto
 from benchmarks.places import ROOT, results_of
-from tenuto.files import read_json, write_json, write_text
+from tenuto.files import write_json, write_text
 from tenuto.models import SHIPPED, Model
 from tenuto.provenance import origin, provenance
 from tenuto.quality import psnr
@@ -28,6 +28,7 @@ from tenuto.sampling.pictures import decode, vae_of
 from tenuto_lab.frontier.cases import asked_for
 from tenuto_lab.frontier.named_rivals import noise_of
 from tenuto_lab.judging.statistics import mean_interval
+from tenuto_lab.result_files import ORIGIN, Misfit, both, by_name, fields, makes, read_result, shaped, text, whole
 from tenuto_lab.rivals import NAMES, RivalPoint, rival_points
 from tenuto_lab.rivals.noise_prediction import Denoiser
 from tenuto_lab.rivals.strong_solvers import sample
@@ -180,6 +181,29 @@ def _cell(best: Mapping[str, Any], goal: str) -> str:
     return f"{one['psnr']:.1f} [{one['low']:.1f}, {one['high']:.1f}] {one['setting']}"
 
 
+def _way(value: Any, where: str) -> None:
+    """How near a way comes to each goal, or why it was not measured."""
+    near = shaped({"psnr": float, "low": float, "high": float, "setting": str})
+    fields({}, {**dict.fromkeys(GOALS, near), "reason": text}, others=True)(value, where)
+
+
+def _counts(value: Any, where: str) -> None:
+    by_name(by_name(_way))(value, where)
+    for count in value:
+        if not (count.isascii() and count.isdecimal() and len(count) <= 6):
+            raise Misfit(where, f"should name numbers of evaluations, not {count[:60]!r}")
+
+
+RECORD = both(
+    fields(
+        {"samples": whole(), "provenance": shaped(ORIGIN), "cases": by_name(_counts)},
+        {"provenance_of_tenuto": shaped(ORIGIN)},
+        others=True,
+    ),
+    makes(table),
+)
+
+
 def main(
     out: Annotated[Path, typer.Option(help="The file to write; what it holds is replaced.")] = RESULTS,
     only: Annotated[list[str] | None, typer.Option(help=f"Networks: {', '.join(NETWORKS)}.")] = None,
@@ -196,13 +220,13 @@ def main(
     """Measure every rival at its best."""
     record: dict[str, Any]
     if draw_only:
-        record = read_json(out, "strong_rivals")
+        record = read_result(out, "table of rivals", RECORD)
         write_text(out.with_suffix(".md"), table(record))
         figure(record, out.with_suffix(".png"))
         return
     record = {"provenance": provenance(device, seed=0), "samples": samples, "cases": {}}
     if ours_only and out.exists():
-        record = {**read_json(out, "strong_rivals"), "provenance_of_tenuto": provenance(device, seed=0)}
+        record = {**read_result(out, "table of rivals", RECORD), "provenance_of_tenuto": provenance(device, seed=0)}
     for name in only or NETWORKS:
         place = name if name in SHIPPED else str(ROOT / "weights" / name)
         model = tenuto.load(place, device=torch.device(device), dtype=torch.float32)

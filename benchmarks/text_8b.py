@@ -24,7 +24,7 @@ import typer
 from torch import Tensor
 
 from benchmarks.places import results_of
-from tenuto.files import read_json, write_json, write_text
+from tenuto.files import write_json, write_text
 from tenuto.models import kernel_step
 from tenuto.models.kernel_settings import milliseconds
 from tenuto.models.language import LanguageNetwork
@@ -39,6 +39,7 @@ from tenuto.sampling.masked import MaskedSampling, write_tokens
 from tenuto.scheduling.rewrite import rewrite
 from tenuto.scheduling.schedule import Schedule
 from tenuto.scheduling.units import Unscored
+from tenuto_lab.result_files import ORIGIN, both, fields, makes, number, read_result, shaped
 from tenuto_lab.rivals.text import fast_dllm
 
 RESULTS = results_of("text_8b")
@@ -271,7 +272,7 @@ def measure(
 ) -> dict[str, Any]:
     """Every point that `out` does not hold yet, until `most` seconds are over. only: the one way to measure"""
     began = time.perf_counter()
-    record: dict[str, Any] = read_json(out, "benchmark results") if out.exists() else {"points": {}}
+    record: dict[str, Any] = read_result(out, "table of tokens a second", RECORD) if out.exists() else {"points": {}}
     record |= {"provenance": provenance(device, seed=0), "rate": RATE, "block_length": BLOCK}
     network = made(config, device)
     print(f"made after {time.perf_counter() - began:.0f} s", flush=True)
@@ -447,6 +448,38 @@ def table(record: dict[str, Any]) -> str:
                 f"{one.get('evaluations', '')} |"
             )
     return "\n".join(lines) + "\n"
+
+
+def measured_way(value: Any, where: str) -> None:
+    """What was measured of a way, or why it failed."""
+    if isinstance(value, dict) and "failed" in value:
+        return shaped({"failed": str})(value, where)
+    fields(
+        {"tokens_per_second": number()},
+        {"step_ms": number(), "evaluation_ms": number(), "evaluations": number()},
+        others=True,
+    )(value, where)
+
+
+RECORD = both(
+    shaped(
+        {
+            **{
+                "provenance": ORIGIN,
+                "rate": float,
+                "block_length": int,
+                "eager_before_joining": {"tokens_per_second": float},
+            },
+            "limits": {
+                "copy_bytes_per_second": float,
+                "read_bytes_per_second": float | None,
+                **dict.fromkeys(("weight_bytes", "weights_ms"), float),
+            },
+            "points": {str: {str: measured_way}},
+        }
+    ),
+    makes(table),
+)
 
 
 def main(

@@ -25,11 +25,24 @@ import typer
 import tenuto
 from benchmarks.places import results_of
 from tenuto.errors import UsageError
-from tenuto.files import read_json, write_json, write_text
+from tenuto.files import write_json, write_text
 from tenuto.models import Model
 from tenuto.provenance import origin, provenance
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.masked import MaskedSampling, generate_tokens
+from tenuto_lab.result_files import (
+    ORIGIN,
+    Misfit,
+    check_result,
+    fields,
+    in_order,
+    makes,
+    number,
+    read_result,
+    shaped,
+    text,
+)
+from tenuto_lab.result_files import whole as whole_number
 from tenuto_lab.rivals.text import rules
 from training.evaluate_llada import until_end
 from training.evaluate_small_llada import BLOCK, TELLING, Question, length_for, questions
@@ -306,6 +319,26 @@ def joined(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {**first, "ways": {name: way for record in records for name, way in record["ways"].items()}}
 
 
+def bits(value: Any, where: str) -> None:
+    """A one for each right answer, and a zero for each wrong one."""
+    text(value, where)
+    if len(value) < 2 or set(value) - {"0", "1"}:
+        raise Misfit(where, "should be zeros and ones, at least two")
+
+
+HALVES = in_order(number(least=1e-9), number(least=1e-9))
+EVALUATION = shaped({"tasks": {str: {"task": str, "level": int, "verdict": str, "full": {"accuracy": float}}}})
+WAY = {"method": str, "levels": {str: {"right": bits, "evaluations": HALVES, "work": HALVES}}}
+RECORD = fields(
+    {
+        **{"provenance": shaped(ORIGIN), "parameters": whole_number(), "problems": whole_number()},
+        **{"levels": shaped([in_order(text, number())]), "ways": shaped({str: WAY})},
+    },
+    {"cannot_tell": shaped({str: str})},
+    others=True,
+)
+
+
 def main(
     model: Annotated[
         Path | None, typer.Option(help="A checkpoint of training.train_small_llada, with its evaluation.json.")
@@ -326,7 +359,9 @@ def main(
 ) -> None:
     """Measure every way on the levels that can tell, and write the JSON file and the table beside it."""
     if join:
-        whole = joined([read_json(path, "benchmark results") for path in join])
+        whole = joined([read_result(path, "frontier of text", RECORD) for path in join])
+        drawn = table if pair is None else lambda record: paired(record, *pair)
+        check_result(whole, join[0], "frontier of text, with the others", makes(drawn))
         if pair is not None:
             for level, (gained, half) in paired(whole, *pair).items():
                 print(f"{level}: {100 * gained:+.1f} points (± {100 * half:.1f})")
@@ -340,7 +375,7 @@ def main(
     began = time.perf_counter()
     torch.set_float32_matmul_precision("high")
     loaded, library = tenuto.load(str(model), device=torch.device(device), dtype=torch.float32), load(data)
-    evaluation = read_json(model / "evaluation.json", "evaluation")
+    evaluation = read_result(model / "evaluation.json", "evaluation", EVALUATION)
     levels = telling(evaluation)
     posed = {(task, level): questions(library, task, level, count, seed) for task, level in levels}
     record: dict[str, Any] = {

@@ -108,6 +108,8 @@ def test_what_is_read_is_not_overwritten(tmp_path):
         check_writable(tmp_path / "scores.json", reads=[tmp_path / "scores.json"])
     check_writable(tmp_path / "scores.json", reads=[tmp_path])  # Tenuto wrote that one, beside the model
     check_writable(tmp_path / "new.json", reads=[tmp_path, "owner/name-on-a-hub"])
+    with pytest.raises(TenutoError, match="belongs to what is read"):  # it would be taken for weights afterwards
+        check_writable(tmp_path / "new.safetensors", reads=[tmp_path])
 
 
 def test_a_lock_whose_file_was_removed_meanwhile_is_not_held(tmp_path, monkeypatch):

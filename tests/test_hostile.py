@@ -1,8 +1,10 @@
 """Files that somebody else wrote, with the worst intentions: each is answered with a sentence."""
 
 import json
+import math
 import os
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,13 @@ from hypothesis import strategies as st
 
 import tenuto
 from tenuto.errors import CheckpointError, TenutoError
+from tenuto.files import locked
 from tenuto.models import open_model
 from tenuto.scheduling.schedule import load_schedule
+from tenuto_lab.full_size.jobs import Job
 from tenuto_lab.full_size.published_tasks import records
 from tenuto_lab.full_size.tasks import read_tasks
+from tenuto_lab.journal import Journal
 from tenuto_lab.paper.writing_bench import read_problems
 from tenuto_lab.scoring.scores import load_scores
 from tests.conftest import random_dit, write_checkpoint
@@ -163,3 +168,39 @@ RECORD = {
     "flops": {"a": 1.0, "b": 2.0},
     "active": {"a": "#.#.", "b": "#.#."},
 }
+
+
+@pytest.mark.parametrize("junk", [10**25, -1, 2.5, 1e308, "x", [], {}, math.nan, math.inf, True])
+def test_an_absurd_number_is_answered_with_a_sentence(sharded: Path, junk: Any) -> None:
+    """In some places one of these makes sense, and is taken."""
+    scores = tenuto.score(sharded)
+    requests: dict[str, Any] = {
+        **{name: partial(tenuto.schedule, scores, 10) for name in ("every", "evaluations", "keep", "predict")},
+        **{name: partial(tenuto.schedule, scores, 10, policy="lifetimes") for name in ("tau", "min_lifetime")},
+        **{name: partial(tenuto.schedule, "tiny-llada", 10) for name in ("held", "rows", "blocks")},
+        **dict.fromkeys(("guidance", "guided_channels", "quality"), tenuto.Sampling),
+        **dict.fromkeys(("temperature", "top_p", "factor", "parallel", "seed", "length"), tenuto.MaskedSampling),
+        "eta": partial(tenuto.score, sharded),
+    }
+    for name, ask in requests.items():
+        with suppress(TenutoError):
+            taken = ask(**{name: junk})
+            assert name not in ("keep", "predict", "rows"), f"{name}={junk!r} was taken for no wish"
+            for number in vars(taken).values() if name in ("temperature", "factor") else ():
+                assert number is None or isinstance(number, str) or float(number) <= 1e6
+
+
+@pytest.mark.parametrize(
+    "open_one", [lambda path: locked(path, wait=False).__enter__(), lambda path: Journal(path, {})]
+)
+def test_a_pipe_in_the_place_of_a_lock_or_a_journal_is_refused(tmp_path: Path, open_one: Any) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TenutoError, match="it is a pipe or a device"):
+        open_one(tmp_path / "pipe")
+
+
+def test_a_pipe_in_the_place_of_a_part_is_refused(tmp_path: Path) -> None:
+    job = Job(tmp_path / "record.json", tmp_path / "parts", {}, count=4, batch=2)
+    os.mkfifo(job.path(job.parts[1]))
+    with pytest.raises(TenutoError, match="it is a pipe or a device"):
+        job.missing()

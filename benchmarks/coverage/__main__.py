@@ -16,17 +16,20 @@ import queue
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks.coverage.report import written
+from benchmarks.coverage.report import RECORD, TRIAL, written
 from benchmarks.coverage.worker import MARK
 from benchmarks.places import ROOT, results_of
 from tenuto.errors import TenutoError
-from tenuto.files import read_json
+from tenuto.files import read_text
 from tenuto.provenance import provenance
+from tenuto_lab.journal import parsed
+from tenuto_lab.result_files import Misfit, read_result
 
 RESULTS = results_of("coverage")
 
@@ -103,10 +106,10 @@ def main(
     out.parent.mkdir(parents=True, exist_ok=True)
     if again:
         lines.unlink(missing_ok=True)
-    done = {one["key"]: one for one in map(json.loads, lines.read_text().splitlines())} if lines.exists() else {}
+    done = tried_before(lines)
     made = provenance("cpu", checkout=_commit(checkout))
     if retry:
-        before = read_json(out, "result")
+        before = read_result(out, "record of coverage", RECORD)
         done |= {row["key"]: row for row in taken_over(before["pipelines"], only)}
         made = {**before["provenance"], "again": made}
     first = Worker(checkout.resolve())
@@ -146,6 +149,17 @@ def main(
     if only is None or retry:
         written(out, made, list(done.values()), found["failed"])
         lines.unlink(missing_ok=True)
+
+
+def tried_before(path: Path) -> dict[str, dict[str, Any]]:
+    """What an interrupted run has tried, by its key. A line that was not finished is tried again."""
+    found = {}
+    for line in read_text(path, "trials").splitlines() if path.exists() else ():
+        trial = parsed(line)
+        with suppress(Misfit):
+            TRIAL(trial, "")
+            found[trial["key"]] = trial
+    return found
 
 
 def taken_over(rows: list[dict[str, Any]], again: list[str] | None) -> list[dict[str, Any]]:

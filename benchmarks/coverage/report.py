@@ -6,6 +6,7 @@ from typing import Any
 
 from tenuto.files import write_json, write_text
 from tenuto.provenance import origin
+from tenuto_lab.result_files import ORIGIN, both, fields, makes, one_of, optional, shaped
 
 ORDER = ("fails", "refused", "in full", "works", "not built")
 MEANING = {
@@ -46,6 +47,11 @@ def written(out: Path, made: dict[str, Any], rows: list[dict[str, Any]], failed:
     classes, counts = by_class(rows), counts_of(rows)
     result = {"provenance": made, "counts": counts, "tests_not_imported": failed}
     write_json(out, {**result, "pipelines": [row for tests in classes.values() for row in tests]})
+    write_text(out.with_suffix(".md"), page(made, rows))
+
+
+def page(made: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    classes, counts = by_class(rows), counts_of(rows)
     lines = ["# Coverage", "", f"Written by {origin(made)}; diffusers' tests of commit {made['checkout']}."]
     if "again" in made:
         again = made["again"]
@@ -69,7 +75,7 @@ def written(out: Path, made: dict[str, Any], rows: list[dict[str, Any]], failed:
         chosen = {name: tests for name, tests in classes.items() if verdict_of(tests) == verdict}
         if chosen:
             lines += [f"## {verdict[0].upper()}{verdict[1:]}", "", *_table(verdict, chosen), ""]
-    write_text(out.with_suffix(".md"), "\n".join(lines))
+    return "\n".join(lines)
 
 
 def _table(verdict: str, classes: dict[str, list[dict[str, Any]]]) -> list[str]:
@@ -94,3 +100,21 @@ def _table(verdict: str, classes: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 def _named(row: dict[str, Any], counts: dict[str, int]) -> str:
     return ", ".join(f"{counts.get(name, 0)} {name}" for name in row["denoisers"])
+
+
+TRIED = {"evaluations": {str: int}, "distance": float | None}
+TRIAL = fields(
+    {**{name: shaped(str) for name in ("pipeline", "key", "why")}, "verdict": one_of(*ORDER)},
+    {
+        "full": optional(shaped({str: int})),
+        "denoisers": optional(shaped([str])),
+        "loop": optional(fields({}, {"schedulers": shaped({str: int})}, others=True)),
+        **{wish: optional(shaped(TRIED)) for wish in ("a quarter", "ten evaluations")},
+    },
+    others=True,
+)
+MADE = fields({**{name: shaped(str) for name in (*ORIGIN, "checkout")}}, {"again": shaped(ORIGIN)}, others=True)
+RECORD = both(
+    shaped({"provenance": MADE, "pipelines": [TRIAL]}),
+    makes(lambda record: page(record["provenance"], record["pipelines"])),
+)

@@ -3,17 +3,23 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from benchmarks.end_to_end.building import CASES, Case
 from benchmarks.end_to_end.measuring import WARM_UP, Row, warms_up_in_full
-from benchmarks.end_to_end.report import place, tables
+from benchmarks.end_to_end.report import KINDS, place, tables
 from benchmarks.end_to_end.ways import Plan, Way, ways
-from tenuto.files import read_json, write_json, write_text
+from tenuto.files import write_json, write_text
+from tenuto_lab.result_files import ORIGIN, both, fields, listed, makes, one_of, read_result, shaped
 
 COMPILE_SECONDS = 30.0  # expected for the blocks of one pipeline
 PATIENCE = 10.0  # seconds that the pictures of one row may take
 ORDER = [case.name for case in CASES]
+
+
+RANGES = {"case": one_of(*ORDER), "kind": one_of(*KINDS)}
+ROW = fields({name: RANGES.get(name, shaped(kind)) for name, kind in get_type_hints(Row).items()})
+RECORD = both(fields({"provenance": shaped({str: ORIGIN}), "rows": listed(ROW)}), makes(tables))
 
 
 class Book:
@@ -23,7 +29,7 @@ class Book:
         self._out, self._origin = out, origin
         self.known: dict[str, Any] = {"provenance": {}, "rows": []}
         if out.exists():
-            self.known = read_json(out, "end to end")
+            self.known = read_result(out, "table of whole pipelines", RECORD)
 
     def find(self, case: str, way: str) -> Row | None:
         rows = [row for row in self.known["rows"] if (row["case"], row["way"]) == (case, way)]

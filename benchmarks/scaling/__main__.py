@@ -17,9 +17,10 @@ from benchmarks.places import ROOT, results_of
 from benchmarks.scaling.drawing import opened
 from benchmarks.scaling.figure import draw
 from benchmarks.scaling.measuring import BUDGETS, measure
-from benchmarks.scaling.report import tables
-from tenuto.files import read_json, write_json, write_text
+from benchmarks.scaling.report import RECORD, tables
+from tenuto.files import write_json, write_text
 from tenuto.provenance import provenance
+from tenuto_lab.result_files import read_result
 
 RESULTS = results_of("scaling")
 GUIDANCES = (3.0, 1.5, 5.0)
@@ -45,7 +46,7 @@ def main(
     """Measure how ways of spending less work change with the size of the network."""
     # Products of float32 in tensor cores' own format: three times as fast, and alike to 60 dB.
     torch.set_float32_matmul_precision("high" if device.startswith("cuda") else "highest")
-    record: dict[str, Any] = read_json(out, "scaling") if out.is_file() else {"cases": {}}
+    record: dict[str, Any] = read_result(out, "record of sizes", RECORD) if out.is_file() else {"cases": {}}
     began = time.monotonic()
     for guidance in () if draw_only else guidances or GUIDANCES:
         for path in networks or [ROOT / "weights" / "natural-dit"]:

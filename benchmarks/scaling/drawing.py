@@ -1,6 +1,5 @@
 """A network of the family in a pipeline, so that every scheduler and every cache draws the same pictures."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,15 +13,21 @@ from torch import Tensor, nn
 
 import tenuto
 from tenuto.errors import UsageError
-from tenuto.files import read_json
 from tenuto.models import Model
 from tenuto.sampling.pictures import guide
 from tenuto_lab.frontier.named_rivals import noise_of
+from tenuto_lab.result_files import fields, number, optional, read_result, shaped, text, whole
 from tenuto_lab.rivals.noise_prediction import Denoise
 from training.autoencoder import Autoencoder, load_autoencoder
 
 Prediction = Literal["noise", "flow"]
 SCHEDULERS = {"DDIMScheduler": DDIMScheduler, "FlowMatchEulerDiscreteScheduler": FlowMatchEulerDiscreteScheduler}
+
+TRAINED = fields(
+    {"objective": text, "seconds": number(least=0), "samples_seen": whole()},
+    {"held_out_loss": optional(number())},
+    others=True,
+)
 
 
 class Guided(nn.Module):
@@ -97,7 +102,7 @@ class Network:
     def scheduler(self) -> Any:
         """The scheduler that the checkpoint names, ready for any number of steps."""
         path = self.path / "scheduler" / "scheduler_config.json"
-        config = read_json(path, "scheduler config")
+        config = read_result(path, "scheduler config", shaped({"_class_name": str}))
         if config["_class_name"] not in SCHEDULERS:
             raise UsageError(f"{path} names {config['_class_name']}; known are {', '.join(SCHEDULERS)}.")
         known = {key: value for key, value in config.items() if key not in ("_class_name", "prediction_type")}
@@ -106,7 +111,7 @@ class Network:
 
 def opened(path: Path, device: torch.device) -> Network:
     model = tenuto.load(str(path), device=device, dtype=torch.float32)
-    record = json.loads((path / "loss.json").read_text(encoding="utf-8"))
+    record = read_result(path / "loss.json", "training record", TRAINED)
     return Network(path, model, load_autoencoder(path / "vae").to(device), record)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from benchmarks.scaling.ways import STEPS, WAYS
 from tenuto.provenance import origin
+from tenuto_lab.result_files import ORIGIN, both, fields, in_order, makes, number, shaped, text, whole
 
 NOTATION = (
     f"All ways draw the same pictures from the same noise. *Full* is the checkpoint's own scheduler in {STEPS} steps "
@@ -109,3 +110,30 @@ def _interval(values: Sequence[float], form: str = ".1f") -> str:
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     line = "|---|" + "---:|" * (len(titles) - 1)
     return ["| " + " | ".join(titles) + " |", line, *("| " + " | ".join(row) + " |" for row in rows)]
+
+
+def _goal(value: Any, where: str) -> None:
+    shaped({"dB": float, "low": float, "high": float, "setting": str | None})(value, where)
+
+
+INTERVAL = in_order(number(), number(), number())
+CASE = shaped(
+    {
+        **{"network": str, "guidance": float, "prediction": str, "early": bool, "complete": bool, "provenance": ORIGIN},
+        **{
+            "parameters": whole(1),
+            "trained_samples": whole(),
+            "trained_seconds": float,
+            "held_out_loss": float | None,
+        },
+        "full": fields({"converged": INTERVAL}, {"accuracy": number(), "distance": INTERVAL}, others=True),
+        "rows": [
+            fields(
+                {"way": text, "budget": number(), "work": number(), "full": _goal, "converged": _goal},
+                {"distance_beyond_full": INTERVAL, "accuracy": number()},
+                others=True,
+            )
+        ],
+    }
+)
+RECORD = both(shaped({"cases": {str: CASE}}), makes(tables))

@@ -15,10 +15,11 @@ from benchmarks.places import ROOT, results_of
 from benchmarks.transfer import writing
 from benchmarks.transfer.measuring import BUDGETS, measure
 from benchmarks.transfer.networks import NETWORKS, WRITERS
-from benchmarks.transfer.report import tables
+from benchmarks.transfer.report import RECORD, tables
 from tenuto.errors import UsageError
-from tenuto.files import read_json, write_json, write_text
+from tenuto.files import write_json, write_text
 from tenuto.provenance import provenance
+from tenuto_lab.result_files import read_result
 
 RESULTS, PACKAGES, FACES = results_of("transfer"), ROOT / "data" / "third-party", ROOT / "data" / "64x64_cosin_300"
 
@@ -39,7 +40,11 @@ def main(
     """Measure the default schedule and the strong solvers on published networks."""
     if unknown := [name for name in only or () if name not in {*NETWORKS, *WRITERS}]:
         raise UsageError(f"There is no network {unknown[0]!r}; there are {'; '.join([*NETWORKS, *WRITERS])}.")
-    record: dict[str, Any] = {"networks": {}, "writers": {}, **(read_json(out, "transfer") if out.is_file() else {})}
+    record: dict[str, Any] = {
+        "networks": {},
+        "writers": {},
+        **(read_result(out, "record of networks", RECORD) if out.is_file() else {}),
+    }
     for name, entry in () if draw_only else NETWORKS.items():
         if only and name not in only:
             continue

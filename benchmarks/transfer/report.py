@@ -6,6 +6,7 @@ from typing import Any
 from benchmarks.transfer.measuring import FULL, LONG, MANY, OURS
 from tenuto.provenance import origin
 from tenuto_lab.frontier.measurements import HIGHEST
+from tenuto_lab.result_files import ORIGIN, both, fields, makes, number, shaped, text, whole
 
 SURE = 0.05  # p below which a difference is taken for one
 NOTATION = (
@@ -138,3 +139,35 @@ def _interval(row: Mapping[str, Any], target: str) -> str:
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     line = "|---|" + "---:|" * (len(titles) - 1)
     return ["| " + " | ".join(titles) + " |", line, *("| " + " | ".join(row) + " |" for row in rows)]
+
+
+FIGURES = ("full_dB", "full_low", "full_high", "converged_dB", "converged_low", "converged_high")
+COMPARISON = {"a": str, "b": str, **dict.fromkeys(("difference", "low", "high", "p"), float)}
+ABOUT = {"about": str, "source": str, "parameters": int}
+MADE = {"provenance": ORIGIN, "samples": int, "seeds": int}
+NETWORK = {
+    **MADE,
+    "chosen_by": bool,
+    "network": {
+        **ABOUT,
+        **{"peak": float, "most": int, "agree": float, "converged": bool, "other_noise": float | None},
+    },
+    "rows": [
+        fields(
+            {"way": text, "steps": whole(), "evaluations": whole(), **{name: number() for name in FIGURES}},
+            {"of_ours": whole()},
+            others=True,
+        )
+    ],
+    "comparisons": [{**COMPARISON, "steps": int, "of_ours": int, "measure": str, "rival": str}],
+}
+KINDS = ("same", "same_low", "same_high", "likelihood", "likelihood_low", "likelihood_high")
+WRITER = {
+    **MADE,
+    "network": {**ABOUT, "length": int, "blocks": int},
+    "rows": [{"way": str, "work": float, **dict.fromkeys(KINDS, float), "against_full": COMPARISON}],
+}
+RECORD = both(
+    fields({"networks": shaped({str: NETWORK})}, {"writers": shaped({str: WRITER})}),
+    makes(tables),
+)

@@ -1,10 +1,11 @@
 """How many evaluations to compute, and which."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .mathematics import check_quality, evaluations_for, levels_of, places_of, spread
+from .mathematics import check_budget, check_quality, evaluations_for, levels_of, places_of, spread
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Wish:
     quality: float | None = None  # dB to the full run
 
     def __post_init__(self) -> None:
+        check_budget(self.budget)
         if self.quality is not None:
             check_quality(self.quality)
 
@@ -38,15 +40,19 @@ def plan_for(sigmas: Sequence[float], flow: bool, wish: Wish) -> Plan:
     Those that reach a new level are computed first; the others only if more are asked for.
     """
     count, every = wish.count(len(sigmas)), frozenset(range(len(sigmas)))
+    if not all(map(math.isfinite, sigmas)):
+        return Plan(every, "a noise level is not a finite number")
     if wish.quality is not None:
         again = any(later >= sigma for sigma, later in pairwise(sigmas))
         return Plan(every, "this sampler comes back to a noise level, so no quality can be measured" if again else "")
     if count >= len(sigmas):
         few = wish.budget < 1 and wish.evaluations is None
         return Plan(every, "so few steps differ too much from one another" if few else "it was asked for")
-    places = places_of(sigmas)
+    levels, places = levels_of(sigmas, flow), places_of(sigmas)
+    if len(set(sigmas)) < len(sigmas) and any(not s or (place and not a) for place, (a, s) in enumerate(levels.mixed)):
+        return Plan(every, "this sampler comes back to a noise level, and evaluates where there is only noise or none")
     fresh = [place for place in range(len(sigmas)) if place == 0 or places[place] > max(places[:place])]
-    chosen = spread(levels_of(sigmas, flow), fresh, min(count, len(fresh)))
+    chosen = spread(levels, fresh, min(count, len(fresh)))
     rest = sorted(every - set(fresh))
     more = min(count - len(chosen), len(rest))
     chosen += [rest[number * len(rest) // more] for number in range(more)]

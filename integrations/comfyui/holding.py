@@ -20,12 +20,11 @@ from torch import Tensor
 
 from .mathematics import (
     ORDER,
+    Account,
     Pace,
-    decibels,
     levels_of,
     places_of,
     polynomial_weights,
-    seen_later,
     steady_for,
     taken_for_picture,
 )
@@ -57,9 +56,7 @@ class Held:
         pace  chooses them on the way instead
         """
         self._computed = [place in plan for place in range(len(sigmas))]
-        self._pace = pace
-        self._strayed: Tensor | None = None  # [sample]: the squared changes by corrections so far
-        self._variance: Tensor | None = None  # [sample]: of the clean estimate
+        self.account = Account(pace)
         self.known: dict[int, Known] = {}
         self.seconds = 0.0  # in computed evaluations
         self._mixed = levels_of(sigmas, flow).mixed
@@ -108,28 +105,9 @@ class Held:
 
     def _measure(self, place: int, difference: Tensor | None) -> None:
         """Note how far the sample had strayed before a computed evaluation, and choose the next one by that."""
-        if place >= len(self._mixed):
-            return
-        clean, change = self.known[place].kept["denoised"], None
-        self._variance = clean.float().flatten(1).var(1)
-        if difference is not None:
-            change = difference.float().square().flatten(1).mean(1)
-            counts = change * seen_later(*self._mixed[place])
-            self._strayed = counts if self._strayed is None else self._strayed + counts
-        if self._pace is not None:
-            self._pace.decide(place, self._computed, change, self._strayed, self._variance)
-
-    @property
-    def estimated(self) -> float | None:
-        """The estimated distance to the full run in dB, of the worst sample; None if it cannot be told."""
-        if self._strayed is None or self._variance is None:
-            return None
-        return decibels(float((self._strayed / self._variance).max()))
-
-    @property
-    def too_few(self) -> bool:
-        """Whether more evaluations were needed for the quality."""
-        return self._pace is not None and self._pace.capped
+        if place < len(self._mixed):
+            clean = self.known[place].kept["denoised"]
+            self.account.note(place, self._mixed[place], self._computed, clean, difference)
 
     def _noise(self, place: int, x: Tensor, clean: Values) -> Values:
         """x = a · clean + s · noise"""

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from tenuto.runtime.levels import Levels
-from tenuto.runtime.pacing import Pace, check_quality, decibels, seen_later
+from tenuto.runtime.pacing import Account, Pace, check_quality
 from tenuto.runtime.prediction import polynomial_weights, steady_for
 from tenuto.runtime.stepping import taken_for_picture
+from tenuto.scheduling.making import check_budget
 from tenuto.scheduling.placement import placed
 from tenuto.scheduling.refresh import evaluations_for
 
@@ -13,14 +14,14 @@ ORDER = 2  # the degree of Tenuto's polynomials: quadratic, through the last thr
 
 __all__ = [
     "ORDER",
+    "Account",
     "Pace",
+    "check_budget",
     "check_quality",
-    "decibels",
     "evaluations_for",
     "levels_of",
     "places_of",
     "polynomial_weights",
-    "seen_later",
     "spread",
     "steady_for",
     "taken_for_picture",

@@ -131,7 +131,8 @@ class Sampling:
         told = _once(callback)
         result = play(lambda: run(_holding(held, guided), told), held)
         computed = tuple(sorted(held.known))
-        self._tell(Report(len(sigmas_seen), computed, held.seconds, estimated=held.estimated, too_few=held.too_few))
+        near, missed = held.account.estimated, held.account.missed
+        self._tell(Report(len(sigmas_seen), computed, held.seconds, estimated=near, too_few=missed))
         return result
 
     def predict(self, executor: Any, x: Any, timestep: Any, model_options: Any = None, seed: Any = None) -> Any:

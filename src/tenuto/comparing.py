@@ -10,8 +10,9 @@ steps of the same scheduler as the held run evaluated. All begin from the same n
 
 import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tenuto.errors import UsageError
+from tenuto.errors import UsageError, check_whole
 from tenuto.pipelines.enable import accelerated, disable, enable, state_of, summary
 from tenuto.pipelines.summary import Summary
 from tenuto.quality import of_pictures, psnr
@@ -88,9 +89,7 @@ def compare(
     budget   and `options` (a dictionary): the settings of `tenuto.enable`; by default those the pipeline has
     call     what the pipeline is called with: prompt, num_inference_steps, …
     """
-    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    if not 1 <= len(numbers) <= MOST_SEEDS:
-        raise UsageError(f"Between 1 and {MOST_SEEDS} seeds can be compared, not {len(numbers)}.")
+    numbers = _numbers(seeds)
     if "generator" in call:
         raise UsageError("Give seeds instead of a generator: every run begins from the same noise.")
     before = state_of(pipe)
@@ -113,7 +112,28 @@ def compare(
     finally:
         if before is not None:
             enable(pipe, **before.request.settings())
+    full, held, plain = _scaled(full, held, plain)
     return Comparison(full, held, plain, {"full": full_seconds, "held": held_seconds, **plain_seconds}, told)
+
+
+def _numbers(seeds: Any) -> list[int]:
+    """The seeds, from their number or from themselves."""
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        check_whole("The number of seeds", seeds, most=MOST_SEEDS)
+        return list(range(int(seeds)))
+    numbers = list(islice(seeds, MOST_SEEDS + 1))
+    if not 1 <= len(numbers) <= MOST_SEEDS:
+        raise UsageError(f"Between 1 and {MOST_SEEDS} seeds can be compared, not {len(numbers)} or more.")
+    for one in numbers:
+        check_whole("A seed", one, -(2**63), 2**63)
+    return numbers
+
+
+def _scaled(full: Tensor, held: Tensor, plain: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """All runs in [-1, 1]. The full run tells whether they are in [0, 1]: another may lie a little outside."""
+    if full.min() < 0 or full.max() > 1:
+        return full, held, plain
+    return full * 2 - 1, held * 2 - 1, None if plain is None else plain * 2 - 1
 
 
 def _fewer(pipe: Any, call: dict[str, Any], told: Summary) -> dict[str, int]:
@@ -136,15 +156,13 @@ def _drawn(pipe: Any, seeds: Sequence[int], call: dict[str, Any]) -> tuple[Tenso
 
 
 def _tensor(result: Any) -> Tensor:
-    """What a pipeline returned, as one tensor in [-1, 1]."""
-    found = result if isinstance(result, tuple | list) else next(iter(vars(result).values()), None)
+    """What a pipeline returned, as one tensor; pictures of 8 bits as values in [0, 1]."""
+    found = result if isinstance(result, tuple | list | Tensor) else next(iter(vars(result).values()), None)
     while isinstance(found, tuple | list):
         found = torch.stack([_tensor([one]) for one in found]) if len(found) > 1 else found[0]
     if isinstance(found, Image.Image):
         found = np.asarray(found.convert("RGB"), dtype=np.float32) / 255
-    found = torch.as_tensor(found).float().cpu()
-    inside = found.min() >= 0 and found.max() <= 1
-    return found * 2 - 1 if inside else found
+    return torch.as_tensor(found).float().cpu()
 
 
 def _shown(run: Tensor) -> Tensor:

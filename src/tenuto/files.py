@@ -13,7 +13,8 @@ from typing import Any, TextIO
 from tenuto.errors import TenutoError, first_line
 
 # Files of these kinds beside a model's weights count as parts of the model.
-MODEL_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".model", ".json", ".txt")
+WEIGHTS_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+MODEL_SUFFIXES = (*WEIGHTS_SUFFIXES, ".model", ".json", ".txt")
 
 
 @contextmanager
@@ -97,13 +98,15 @@ def check_writable(path: Path, reads: Iterable[str | Path] = ()) -> None:
 
 
 def _belongs_to(path: Path, source: Path) -> bool:
-    """Whether `path` is an existing file that is the source itself, or part of the model in the source folder."""
-    if not path.is_file() or not source.exists():
+    """Whether `path` is the source itself, or part of the model in the source folder, or would be taken for one."""
+    if not source.exists():
         return False
     if source.is_file():
-        return path.samefile(source)
+        return path.is_file() and path.samefile(source)
     inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(source))
-    return inside and path.suffix in MODEL_SUFFIXES and not _is_ours(path)
+    if not path.exists():  # a new file is taken for weights later
+        return inside and path.suffix in WEIGHTS_SUFFIXES
+    return inside and path.is_file() and path.suffix in MODEL_SUFFIXES and not _is_ours(path)
 
 
 def _is_ours(path: Path) -> bool:
@@ -165,6 +168,15 @@ def check_regular(path: Path, what: str) -> None:
         raise TenutoError(f"Cannot read the {what} {path}: it is {kind}, not a file.")
 
 
+def check_not_special(path: Path) -> None:
+    """Refuse a pipe or a device where a file of our own belongs: opening one can wait for ever."""
+    with suppress(OSError):
+        mode = path.stat().st_mode
+        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+            return
+        raise TenutoError(f"Cannot write {path}: it is a pipe or a device, not a file. Remove it.")
+
+
 @contextmanager
 def locked(path: Path, wait: bool) -> Iterator[bool]:
     """Whether this process holds the lock. The system releases the lock when the process ends, in any way.
@@ -192,6 +204,7 @@ def _opened(path: Path, tries: int = 100) -> TextIO:
     for left in reversed(range(tries)):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            check_not_special(path)
             return path.open("a", encoding="utf-8")
         except OSError as error:
             # The directory vanished before the file was opened, or while mkdir checked whether it is a directory.

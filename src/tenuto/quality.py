@@ -23,17 +23,18 @@ DIVERGES = (
 def psnr(images: Tensor, reference: Tensor) -> Tensor:
     """Peak signal-to-noise ratio of each image in dB; values are clamped to [-1, 1], as they would be shown.
 
-    Infinite if an image equals its reference.
+    Infinite if an image equals its reference, and minus infinity if either holds values that are not numbers.
     """
     if images.shape != reference.shape:
         raise ValueError(f"pictures of shape {tuple(images.shape)} cannot be compared with {tuple(reference.shape)}")
     error = (images.double().clamp(-1, 1) - reference.double().clamp(-1, 1)).square().flatten(1).mean(dim=1)
+    error = error.nan_to_num(nan=torch.inf)
     return 10 * torch.log10(4 / error)  # the peak is the range, 2; its square is 4
 
 
 def of_pictures(decibels: Sequence[float]) -> str:
     """Says in words how near pictures are to those of the full run."""
-    differing = [value for value in decibels if math.isfinite(value)]
+    differing = [value for value in decibels if value != math.inf]
     same = len(decibels) - len(differing)
     if not differing:
         return "the pictures are identical to those of the full run"

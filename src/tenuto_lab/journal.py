@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tenuto.errors import TenutoError
+from tenuto.files import check_not_special
 
 
 class Journal:
@@ -16,6 +17,7 @@ class Journal:
     def __init__(self, path: Path, job: dict[str, Any]) -> None:
         self.path = path
         self._finished: dict[str, dict[str, Any]] = {}
+        check_not_special(path)
         text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
         lines = [parsed(line) for line in text.splitlines()]
         goes_on = bool(lines) and lines[0] == {"job": job}

@@ -9,9 +9,10 @@ After this nobody who uses a result needs to ask again whether a field is there,
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
 
-from tenuto.errors import TenutoError
+from tenuto.errors import TenutoError, first_line
 from tenuto.files import read_json
 
 Check = Callable[[Any, str], None]  # takes a value and the name of its place; raises Misfit
@@ -157,6 +158,43 @@ def fields(needed: Mapping[str, Check], possible: Mapping[str, Check] | None = N
     return check
 
 
+def shaped(shape: Any) -> Check:
+    """A check written like the value itself.
+
+        shaped({"samples": int, "rows": [{"way": str, "psnr": float | None}], "by_name": {str: float}})
+
+    An object may have other fields, too. A list stands for any number of such values. A check stands for itself.
+    """
+    simple: dict[Any, Check] = {str: text, bool: flag, int: whole(-(10**15)), float: number()}
+    if isinstance(shape, dict):
+        if str in shape:
+            return by_name(shaped(shape[str]))
+        return fields({name: shaped(its) for name, its in shape.items()}, others=True)
+    if isinstance(shape, list):
+        return listed(shaped(shape[0]))
+    if get_origin(shape) is list:
+        return listed(shaped(get_args(shape)[0]))
+    if isinstance(shape, UnionType):
+        return optional(shaped(next(one for one in get_args(shape) if one is not NoneType)))
+    found: Check = simple.get(shape, shape)
+    return found
+
+
+def makes(draw: Callable[[Any], object]) -> Check:
+    """A check that what is drawn from a value can be drawn. Its fields were checked before; rows may still be missing.
+
+    draw  makes the table
+    """
+
+    def check(value: Any, where: str) -> None:
+        try:
+            draw(value)
+        except (LookupError, StopIteration, ArithmeticError, ValueError) as error:
+            raise Misfit(where, f"does not hold together ({type(error).__name__}: {first_line(error)})") from error
+
+    return check
+
+
 def both(first: Check, second: Check) -> Check:
     """Two checks; the second may rely on the first."""
 
@@ -178,4 +216,5 @@ def drawn_text(value: str) -> str:
 
 
 # What the head of a table says of a result: the command, the commit and the machine that made it.
+ORIGIN = dict.fromkeys(("command", "commit", "torch", "hardware", "date"), str)
 MADE = {"command": text, "commit": text, "torch": text, "hardware": text}

@@ -15,7 +15,7 @@ def test_every_cell_has_the_held_run_and_as_many_plain_steps(tmp_path: Path, mon
     )
     out = tmp_path / "few.json"
     few_steps.main(out=out, samples=1, only=["tiny-dit"])
-    euler, tcd = few_steps.read_json(out, "few steps")["rows"]
+    euler, tcd = few_steps.read_result(out, "few steps", few_steps.RECORD)["rows"]
     assert (euler["steps"], euler["computed"]) == (6, 4) and euler["held_db"] > 20 < euler["fewer_db"]
     assert tcd["computed"] == 3 and tcd["held_db"] == few_steps.HIGHEST
     assert "| 6, 4 | 1.50× |" in out.with_suffix(".md").read_text() and "| full |" in out.with_suffix(".md").read_text()

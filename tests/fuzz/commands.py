@@ -3,14 +3,12 @@
 python -m tests.fuzz.commands --count 200 --seed 0
 """
 
-import argparse
 import contextlib
 import io
 import os
 import random
 import sys
 import tempfile
-import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ import tenuto
 from tenuto.cli import main as run
 from tenuto.cli.app import app, app_for
 from tests.conftest import random_dit, write_checkpoint
+from tests.fuzz.asking import ask
 
 COMMANDS = ("score", "schedule", "generate", "check", "show")  # those that read and compute, without a network
 JUNK = (
@@ -87,14 +86,5 @@ def line(found: dict[str, Any]) -> str:
     return f"commands: {found['commands']} at random, statuses {found['statuses']}, {found['bare_exceptions']} bare"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
-    warnings.simplefilter("ignore")
-    print(line(fuzz(asked.count, asked.seed)))
-
-
 if __name__ == "__main__":
-    main()
+    ask(str(__doc__), fuzz, line, count=200)

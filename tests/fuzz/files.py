@@ -3,11 +3,9 @@
 python -m tests.fuzz.files --count 2000 --seed 0
 """
 
-import argparse
 import json
 import random
 import tempfile
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -25,6 +23,7 @@ from tenuto_lab.paper.experiment_results import read_experiment
 from tenuto_lab.paper.results_page import results_page
 from tenuto_lab.scoring.scores import load_scores
 from tests.conftest import random_dit, write_checkpoint
+from tests.fuzz.asking import ask
 from tests.lab.paper.test_report_reader import experiment, frontier
 
 JUNK: tuple[Any, ...] = (
@@ -120,14 +119,5 @@ def line(found: dict[str, Any]) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
-    warnings.simplefilter("ignore")
-    print(line(fuzz(asked.count, asked.seed)))
-
-
 if __name__ == "__main__":
-    main()
+    ask(str(__doc__), fuzz, line, count=1000)

@@ -125,6 +125,42 @@ def test_a_quality_is_refused_where_it_cannot_be_measured(parts):
         parts.deciding.Wish(quality=3)
 
 
+def test_a_quality_that_was_missed_is_told_with_a_limit_and_without(parts):
+    def held(most: int | None, jumps: float) -> Any:
+        levels = parts.mathematics.levels_of(SIGMAS[:-1], False)
+        made = parts.holding.Held(SIGMAS[:-1], False, frozenset(range(40)), parts.mathematics.Pace(60, levels, most))
+
+        def model(x: Tensor, sigma: float) -> Tensor:
+            value = gaussian(x, sigma) + jumps * math.sin(1e3 * sigma)
+            return made.next(x, lambda: {"denoised": value})[0]["denoised"]
+
+        start = torch.linspace(-20, 20, 64)[None]
+        parts.holding.play(lambda: euler(model, start), made)
+        return made.account
+
+    assert not held(None, 0.0).missed and held(5, 0.0).missed and held(None, 0.3).missed
+
+
+@pytest.mark.parametrize(
+    ("sigmas", "flow", "words"),
+    [
+        ([1.0, 1.0, 0.9, 0.8, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2], True, "only noise or none"),
+        ([1.0, 0.9, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.0], False, "only noise or none"),
+        ([math.inf, *range(20, 1, -1)], False, "finite"),
+        ([math.nan] * 12, True, "finite"),
+    ],
+)
+def test_levels_from_which_no_noise_can_be_told_are_computed_in_full(parts, sigmas, flow, words):
+    plan = parts.deciding.plan_for(sigmas, flow, parts.deciding.Wish(evaluations=7))
+    assert words in plan.in_full_because and len(plan.computed) == len(sigmas)
+
+
+@pytest.mark.parametrize("budget", [math.nan, math.inf, 0.0, -1.0, 1e308])
+def test_a_budget_that_is_no_share_is_refused(parts, budget):
+    with pytest.raises(tenuto.TenutoError, match="share of the work"):
+        parts.deciding.Wish(budget)
+
+
 def test_a_model_whose_estimate_never_changes_is_followed_exactly(parts):
     held = parts.holding.Held(SIGMAS[:-1], False, frozenset(range(0, 40, 4)))
     picture = torch.arange(5.0)[None]

@@ -1,5 +1,6 @@
 """The self-check: exact where nothing is held, and its errors and words are those of what was made."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 import tenuto
 from tenuto.errors import UsageError
 from tenuto.models import Model
-from tenuto.quality import of_pictures, of_two_texts
+from tenuto.quality import of_pictures, of_two_texts, psnr
 from tenuto.runtime.executor import Executor
 from tenuto.scheduling.schedule import Schedule
 from tenuto_lab.checking import SHARES, Check, Probing, check, safe_alternative
@@ -148,3 +149,13 @@ def test_the_words_say_what_the_figures_mean() -> None:
 def test_nothing_asked_for_is_an_error(model: Model) -> None:
     with pytest.raises(UsageError, match="nothing to compare"):
         check(model, tenuto.schedule(model, steps=10), [])
+
+
+@pytest.mark.parametrize("likeness", [(45.0, -math.inf), (-math.inf, 45.0), (-math.inf,)])
+def test_a_picture_of_values_that_are_not_numbers_is_not_safe(likeness: tuple[float, ...]) -> None:
+    broken, picture = torch.full((1, 1, 2, 2), math.nan), torch.zeros(1, 1, 2, 2)
+    for one, other in ((broken, picture), (picture, broken), (broken, broken)):
+        assert psnr(one, other).tolist() == [-math.inf]
+    schedule = tenuto.schedule("tiny-dit", steps=20)
+    found = Check(schedule, likeness, False, np.zeros((1, 20)))
+    assert not found.safe and "little to do with" in found.verdict and "identical" not in found.verdict

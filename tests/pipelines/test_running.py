@@ -170,10 +170,13 @@ def test_nonsense_is_refused_and_leaves_nothing_behind() -> None:
         ({"scheduler": network}, "A diffusers scheduler is needed, not a Small"),
         ({"budget": 0.0}, "above 0"),
         ({"evaluations": 3, "budget": 0.5}, "not two of them"),
+        *(({"denoisers": one}, "Give the network") for one in (None, [], {}, "x")),
+        ({"denoisers": {"unet": None}}, "loop's unet should be a torch module, not a NoneType"),
+        *(({"steps": one}, "number of steps must be") for one in (0, -1, 2.5, "x", True)),
     ):
-        given: dict[str, Any] = {"scheduler": scheduler, **wrong}
+        given: dict[str, Any] = {"denoisers": network, "scheduler": scheduler, **wrong}
         with pytest.raises(UsageError, match=message):
-            tenuto.running(network, **given).__enter__()
+            tenuto.running(**given).__enter__()
         assert "step" not in vars(scheduler) and "_compiled_call_impl" not in vars(network)
     with tenuto.running(network, scheduler, steps=25), pytest.raises(UsageError, match="has 24 timesteps"):
         drawn(network, scheduler)
@@ -219,6 +222,20 @@ def test_every_scheduler_of_a_pipeline_without_a_progress_bar_is_held() -> None:
     assert pipe.transformer.calls == 24
     tenuto.disable(pipe)
     assert all(map(torch.equal, pipe(), full)) and "step" not in vars(pipe.audio_scheduler)
+
+
+def test_a_quality_of_two_schedulers_is_that_of_the_worse() -> None:
+    pipe, counts = Modular(), []
+    full = pipe()
+    for quality in (30, 70):
+        with tenuto.accelerated(pipe, quality=quality):
+            held, told = pipe(), tenuto.summary(pipe)
+        assert not told.too_few
+        assert all(
+            float((one - two).abs().mean() / two.abs().mean()) < 0.05 for one, two in zip(held, full, strict=True)
+        )
+        counts.append(told.computed_steps)
+    assert counts[0] < counts[1]
 
 
 def test_a_pipeline_without_a_progress_bar_sees_that_its_weights_were_changed() -> None:

@@ -12,7 +12,7 @@ from tenuto.errors import UsageError
 from tenuto.models.architecture import NoiseLevels
 from tenuto.models.solvers import nature_for
 from tenuto.runtime.levels import Levels
-from tenuto.runtime.pacing import GROWTH, Pace, decibels
+from tenuto.runtime.pacing import GROWTH, Account, Pace, decibels
 
 
 def levels(steps: int) -> Levels:
@@ -84,8 +84,33 @@ def test_a_second_scheduler_in_the_same_step_can_only_shorten_the_way():
     assert computed.index(True, 1) <= first and sum(computed[1:]) == 1
 
 
+def test_a_second_scheduler_that_strays_as_much_costs_no_evaluation():
+    one, two = Pace(30, levels(50)), Pace(30, levels(50))
+    alone, together = [True] * 50, [True] * 50
+    for step in range(50):
+        for pace, computed, schedulers in ((one, alone, 1), (two, together, 2)):
+            if computed[step]:
+                change = torch.full((1,), 1e-4) if step else None
+                for _ in range(schedulers):
+                    pace.decide(step, computed, change, change, torch.ones(1))
+    assert alone == together and sum(alone) < 40 and not two.capped
+
+
+@pytest.mark.parametrize(("clean", "difference"), [(math.nan, 1.0), (1.0, math.nan), (1.0, 1.0), (1.0, 0.0)])
+def test_an_account_of_nonsense_ends_in_no_error(clean, difference):
+    """A network may give values that are not finite, or a picture of one colour, whose variance is zero."""
+    pace, computed = Pace(40, levels(10)), [True] * 10
+    account = Account(pace)
+    assert account.estimated is None and not account.missed
+    account.note(0, (1.0, 1.0), computed, torch.full((2, 3, 4), clean), None)
+    account.note(2, (1.0, 1.0), computed, torch.full((2, 3, 4), clean), torch.full((2, 3, 4), difference))
+    assert computed[3]  # what cannot be measured is computed
+    sure = clean == difference == 1.0
+    assert account.estimated == (-math.inf if sure else None) and account.missed == sure
+
+
 def test_decibels_fall_by_ten_for_ten_times_the_error():
-    assert decibels(0) == math.inf
+    assert decibels(0) == math.inf and decibels(math.inf) == -math.inf
     assert decibels(1e-4) - decibels(1e-3) == pytest.approx(10)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tenuto.errors import ScheduleError, UsageError
+from tenuto.errors import ScheduleError, UsageError, check_whole
 from tenuto.pipelines.denoiser import Denoiser, kind_of_denoiser
 from tenuto.pipelines.engine import Unannounced, timesteps_of
 from tenuto.pipelines.request import Request
@@ -19,6 +19,13 @@ class Running(Unannounced):
     def __init__(self, networks: dict[str, nn.Module], scheduler: Any, steps: int | None, request: Request) -> None:
         if not hasattr(scheduler, "step") or not hasattr(scheduler, "timesteps"):
             raise UsageError(f"A diffusers scheduler is needed, not a {type(scheduler).__name__}.")
+        if not isinstance(networks, dict) or not networks:
+            raise UsageError("Give the network that the loop evaluates, or several of them by name.")
+        for name, network in networks.items():
+            if not isinstance(network, nn.Module):
+                raise UsageError(f"The loop's {name} should be a torch module, not a {type(network).__name__}.")
+        if steps is not None:
+            check_whole("The number of steps", steps)
         super().__init__("loop", networks, request)
         self._scheduler, self._asked = scheduler, steps
         self._watch([scheduler])

@@ -35,7 +35,9 @@ def check_quality(quality: float) -> None:
 
 def decibels(strayed: float) -> float:
     """The distance to the full run that a result has at least, mostly, if its samples strayed so far (in variances)."""
-    return math.inf if strayed <= 0 else 10 * math.log10(PEAK**2 / (SCALE * strayed))
+    if strayed <= 0:
+        return math.inf
+    return -math.inf if strayed == math.inf else 10 * math.log10(PEAK**2 / (SCALE * strayed))
 
 
 def seen_later(signal: float, noise: float) -> float:
@@ -86,14 +88,15 @@ class Pace:
         """
         last = len(computed) - 1
         again = self._refreshes[-1:] == [step]  # a second scheduler steps in the same loop: the nearer choice counts
+        if again:
+            self._refreshes.pop()
         if change is not None and strayed is not None and variance is not None:
             changed, self._spent = self._worst(change / variance, strayed / variance)
-            self._error = changed / self._reach(self._refreshes[-1 - again], step) ** 2
+            self._error = changed / self._reach(self._refreshes[-1], step) ** 2
         following = self._next(step, last)
         if again:
-            following = min(following, computed.index(True, step + 1) if True in computed[step + 1 :] else last)
-        else:
-            self._refreshes.append(step)
+            following = min([following, *(place for place in range(step + 1, last + 1) if computed[place])])
+        self._refreshes.append(step)
         computed[step + 1 :] = [place == following for place in range(step + 1, last + 1)]
 
     def _next(self, step: int, last: int) -> int:
@@ -131,3 +134,44 @@ class Pace:
             torch.distributed.all_reduce(numbers, op=torch.distributed.ReduceOp.MAX, group=self._group)
         changed, spent = numbers.tolist()
         return changed, spent
+
+
+class Account:
+    """How far the samples of one generation strayed from the full run, as the corrections show it."""
+
+    def __init__(self, pace: Pace | None = None) -> None:
+        """pace  chooses the next refresh by this account"""
+        self._pace = pace
+        self._strayed: Tensor | None = None  # [sample]: the squared changes by corrections so far
+        self._variance: Tensor | None = None  # [sample]: of the clean estimate
+
+    def note(
+        self, step: int, level: tuple[float, float], computed: list[bool], clean: Tensor, difference: Tensor | None
+    ) -> None:
+        """A refresh at a step. If there is a pace, mark in `computed` which step evaluates next.
+
+        level       signal and noise of the step
+        clean       the estimate of the clean picture
+        difference  by how much the refresh changed the sample; None if nothing was held before it
+        """
+        change, wide = None, torch.promote_types(clean.dtype, torch.float32)
+        if difference is not None:
+            change = difference.to(wide).square().flatten(1).mean(1)
+            counts = change * seen_later(*level)
+            self._strayed = counts if self._strayed is None else self._strayed + counts
+        self._variance = clean.to(wide).flatten(1).var(1)
+        if self._pace is not None:
+            self._pace.decide(step, computed, change, self._strayed, self._variance)
+
+    @property
+    def estimated(self) -> float | None:
+        """The estimated distance to the full run in dB, of the worst sample; None if it cannot be told."""
+        if self._strayed is None or self._variance is None:
+            return None
+        worst = float((self._strayed / self._variance).max())
+        return None if math.isnan(worst) else decibels(worst)
+
+    @property
+    def missed(self) -> bool:
+        """Whether a quality was asked for that needed more evaluations."""
+        return self._pace is not None and self._pace.missed(self.estimated)

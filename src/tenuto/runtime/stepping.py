@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tenuto.errors import ScheduleError
 from tenuto.runtime.levels import Levels, Nature
-from tenuto.runtime.pacing import Pace, decibels, seen_later
+from tenuto.runtime.pacing import Account, Pace
 from tenuto.runtime.prediction import polynomial_weights, steady_for, weighted
 
 VARIANCE = 0.25  # of pictures, as EDM (Karras et al. 2022) takes it
@@ -51,8 +51,7 @@ class Stepping:
         self._computed = computed
         self._pace = pace
         self._private = private
-        self._strayed: Tensor | None = None  # [sample]: the squared changes by corrections so far
-        self._variance: Tensor | None = None  # [sample]: of the clean estimate
+        self._account = Account(pace)
         self._order = order
         self._levels = nature.levels
         self._places = places_of(nature.levels, len(self._computed))
@@ -86,9 +85,7 @@ class Stepping:
     @property
     def estimated(self) -> float | None:
         """The estimated distance to the full run in dB, of the worst sample; None if it cannot be told."""
-        if self._strayed is None or self._variance is None:
-            return None
-        return decibels(float((self._strayed / self._variance).max()))
+        return self._account.estimated
 
     @property
     def knows(self) -> bool:
@@ -103,20 +100,15 @@ class Stepping:
             self._levels = None
             self.uncorrected_because = f"the output is {list(output.shape)} and the sample {list(sample.shape)}"
         self._dtype = output.dtype
-        value, change = self._value(step, output, sample), None
+        value, difference = self._value(step, output, sample), None
         if self._since and self.corrects and self._levels is not None:
             self._touched |= not self._came_back(sample)
             before, sample = sample, self._corrected(step, value, sample)
             difference = (sample - before).to(value.dtype)
             value = torch.add(value, difference, alpha=taken_for_picture(*self._levels.mixed[step]))
             output = self._output(step, value, sample)
-            change = difference.square().flatten(1).mean(1)
-            counts = change * seen_later(*self._levels.mixed[step])
-            self._strayed = counts if self._strayed is None else self._strayed + counts
-        if self.corrects:
-            self._variance = value.flatten(1).var(1)
-        if self._pace is not None and self.corrects:
-            self._pace.decide(step, self._computed, change, self._strayed, self._variance)
+        if self.corrects and self._levels is not None:
+            self._account.note(step, self._levels.mixed[step], self._computed, value, difference)
         self._since, self._touched = [], False
         others = [one for one in self._kept if self._places[one[0]] != self._places[step]]
         self._kept = [*others, (step, value)][-(self._order + 1) :]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tenuto.errors import CheckpointError, UsageError, check_whole
+from tenuto.errors import CheckpointError, UsageError, check_whole, is_number
 from tenuto.models import Model
 from tenuto.models.architecture import NoiseLevels
 from tenuto.models.solvers import Solver, nature_for, solver_for
@@ -41,7 +41,7 @@ class Sampling:
         check_whole("The number of steps", self.steps, most=1000)
         if self.solver not in ("ddim", "dpm++"):
             raise UsageError(f"The solver is ddim or dpm++, not {self.solver!r}.")
-        if self.guidance is not None and not 0 <= self.guidance < math.inf:
+        if self.guidance is not None and (not is_number(self.guidance) or not 0 <= self.guidance < math.inf):
             raise UsageError(f"Guidance must be neither negative nor infinite, and {self.guidance} is.")
         if self.quality is not None:
             check_quality(self.quality)
@@ -279,11 +279,13 @@ def _wanted(model: Model, classes: Sequence[int | str] | None, captions: Sequenc
     other = "caption" if asks_for == "class" else "class"
     if given[other] is not None:
         raise UsageError(f"{model.name} is asked for by {asks_for}, not by {other}.")
-    wanted = given[asks_for]
-    if wanted is None or len(wanted) == 0:
+    wanted: Any = given[asks_for]
+    if wanted is None:
         raise UsageError(f"No {asks_for} was asked for.")
-    if isinstance(wanted, str):
-        raise UsageError(f"Captions are a list: give [{wanted!r}].")
+    if isinstance(wanted, str) or not hasattr(wanted, "__len__"):
+        raise UsageError(f"Classes and captions are a list: give [{wanted!r}].")
+    if len(wanted) == 0:
+        raise UsageError(f"No {asks_for} was asked for.")
     return [class_index(model, one) for one in wanted] if asks_for == "class" else list(wanted)
 
 

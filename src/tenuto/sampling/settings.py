@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from tenuto.errors import UsageError, check_whole
+from tenuto.errors import UsageError, check_whole, is_number
 
+HIGHEST = 1_000_000  # temperature, guidance and factor: beyond it, logits overflow
 # Which of the tokens predicted at a step are kept. low_confidence: the likeliest. margin: those furthest ahead of the
 # second likeliest (Dream's topk_margin). entropy: those whose distribution has the least entropy. random: any.
 Remasking = Literal["low_confidence", "margin", "entropy", "random"]
@@ -48,12 +49,12 @@ class MaskedSampling:
             raise UsageError(
                 f"{self.steps} steps are more than the {self.length} tokens to write: each step writes at least one."
             )
-        if not self.temperature >= 0:
-            raise UsageError(f"The temperature must not be negative, and {self.temperature} is.")
-        if not 0 < self.top_p <= 1:
+        if not is_number(self.temperature) or not 0 <= self.temperature <= HIGHEST:
+            raise UsageError(f"The temperature lies between 0 and {HIGHEST:,}, not at {self.temperature}.")
+        if not is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise UsageError(f"top_p lies above 0 and is at most 1, not {self.top_p}.")
-        if not self.guidance >= 0:
-            raise UsageError(f"Guidance must not be negative, and {self.guidance} is.")
+        if not is_number(self.guidance) or not 0 <= self.guidance <= HIGHEST:
+            raise UsageError(f"Guidance lies between 0 and {HIGHEST:,}, not at {self.guidance}.")
         if self.remasking not in get_args(Remasking):
             raise UsageError(f"Remasking is one of {', '.join(get_args(Remasking))}, not {self.remasking!r}.")
         self._check_parallel()
@@ -61,10 +62,12 @@ class MaskedSampling:
     def _check_parallel(self) -> None:
         if self.parallel is not None and self.factor is not None:
             raise UsageError("Give the threshold of parallel decoding or its factor, not both: each is a rule.")
-        if self.parallel is not None and not 0 < self.parallel <= 1:
+        if self.parallel is not None and (not is_number(self.parallel) or not 0 < self.parallel <= 1):
             raise UsageError(f"The threshold of parallel decoding lies above 0 and is at most 1, not {self.parallel}.")
-        if self.factor is not None and not 0 < self.factor < float("inf"):
-            raise UsageError(f"The factor of parallel decoding is a positive number, not {self.factor}.")
+        if self.factor is not None and (not is_number(self.factor) or not 0 < self.factor <= HIGHEST):
+            raise UsageError(
+                f"The factor of parallel decoding lies above 0 and is at most {HIGHEST:,}, not {self.factor}."
+            )
         if self.in_parallel and self.steps != self.length:
             raise UsageError(
                 f"Parallel decoding takes as many steps as it needs, at most one for each token. So {self.steps} steps "

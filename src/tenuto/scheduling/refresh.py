@@ -42,7 +42,7 @@ def refresh(
         raise UsageError("Give evaluations, a refresh period or a budget, not two of them: one follows from the other.")
     if log_snr is not None and len(log_snr) != steps:
         raise UsageError(f"There must be a noise level for each of the {steps} steps, not {len(log_snr)}.")
-    keep = keep or "output"
+    keep = "output" if keep is None else keep
     if every is not None:
         check_whole("The refresh period", every)
         computed = np.arange(steps) % every == 0
@@ -55,7 +55,8 @@ def refresh(
     policy = {"name": "refresh", "evaluations": count, "every": every, "budget": budget}
     corrected = keep == "output" if correction is None else correction
     active = np.tile(computed, (len(subject.units), 1))
-    return make(subject, active, predict or "quadratic", keep, policy, corrected=corrected)
+    predict = "quadratic" if predict is None else predict
+    return make(subject, active, predict, keep, policy, corrected=corrected)
 
 
 def check_evaluations(evaluations: int) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from tenuto.errors import UsageError, check_whole
+from tenuto.errors import UsageError, check_whole, is_number
 from tenuto.scheduling.making import check_request, make
 from tenuto.scheduling.refresh import BUDGET
 from tenuto.scheduling.schedule import Keep, Rows, Schedule
@@ -38,16 +38,19 @@ def rewrite(
     if every is not None and budget is not None:
         raise UsageError("Give the refresh period or a budget, not both: one follows from the other.")
     check_whole("The number of blocks", blocks)
+    if every is not None:
+        check_whole("The refresh period", every)
     if steps % blocks:
         raise UsageError(f"{steps} steps cannot be shared equally among {blocks} blocks.")
-    rows = rows or ("block" if blocks > 1 else "written")
+    if rows is None:
+        rows = "block" if blocks > 1 else "written"
     wanted = BUDGET if budget is None else budget
     if held is None:
         held = 1.0
         if rows == "written" and every is None and wanted > 1 / WRITTEN:
             share = (1 - wanted) / (1 - 1 / WRITTEN)
             every, held = (WRITTEN, share) if round(share * len(subject.units)) else (1, 1.0)
-    if not 0 < held <= 1:
+    if not is_number(held) or not 0 < held <= 1:
         raise UsageError(f"The share of units to hold lies above 0 and is at most 1, not {held}.")
     chosen, length = middle(len(subject.units), held), steps // blocks
 
@@ -59,7 +62,6 @@ def rewrite(
         shares = {period: float(pattern(period).mean()) for period in range(1, length + 1)}
         within = [period for period, share in shares.items() if share <= wanted + 1e-9]
         every = min(within or shares, key=lambda period: (abs(shares[period] - wanted), period))
-    check_whole("The refresh period", every)
     policy = {"name": "rewrite", "every": every, "held": held, "budget": budget}
     # If all units are held outside these positions, nothing changes there, and only the KV cache must be kept.
     keep: Keep = "keys" if rows in ("block", "generated") and chosen.all() else "update"

@@ -22,11 +22,12 @@ def results(
     from tenuto.cli.console import say
     from tenuto.cli.extras import needs
     from tenuto.errors import TenutoError
-    from tenuto.files import check_writable, read_json, write_text
+    from tenuto.files import check_writable, write_text
     from tenuto_lab.cli.experiment import draw_one
     from tenuto_lab.paper import EXPERIMENTS
     from tenuto_lab.paper.experiment_results import read_experiment
     from tenuto_lab.paper.results_page import results_page
+    from tenuto_lab.speed.ladder_report import read_ladder
 
     needs("The page", "lab", "matplotlib")
     for path in (output, html):
@@ -38,7 +39,7 @@ def results(
     for record in records:
         draw_one(record, folder)
     seen_from = Path(os.path.relpath(folder.resolve(), output.parent.resolve())).as_posix()
-    timed = read_json(ladder, "ladder") if ladder.is_file() else None
+    timed = read_ladder(ladder) if ladder.is_file() else None
     write_text(output, results_page(records, seen_from, timed))
     say(f"Wrote {output}")
     if html is not None:

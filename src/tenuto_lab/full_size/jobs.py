@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tenuto.errors import TenutoError, UsageError
-from tenuto.files import locked, parse_json, read_json, replacing, write_json
+from tenuto.files import check_not_special, locked, parse_json, read_json, replacing, write_json
 
 SETTINGS = "settings"  # the field of the record that describes the job
 HEADER = b"tenuto part "  # begins the first line of a part; the content follows that line
@@ -84,6 +84,7 @@ class StoredPart:
 
     def problem(self) -> str | None:
         """What is wrong with the file, judged by its first line and its length; None if nothing is wrong."""
+        check_not_special(self.path)
         try:
             with self.path.open("rb") as file:
                 line = file.readline(1000)

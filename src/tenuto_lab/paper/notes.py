@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tenuto.errors import TenutoError, UsageError
+from tenuto.files import check_regular
 from tenuto_lab.journal import Journal, parsed
 
 FILE = ".trials.jsonl"
@@ -48,6 +49,7 @@ def _timeless(command: str) -> str:
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The job and the entries of a journal. The file is not changed."""
+    check_regular(path, "trials")
     try:
         lines = [parsed(line) for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
     except OSError as error:

@@ -1,13 +1,12 @@
 """tenuto.score: the score of every unit of a model, a checkpoint or a pipeline."""
 
-import math
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tenuto import __version__
-from tenuto.errors import UsageError
+from tenuto.errors import UsageError, is_number
 from tenuto.laboratory import offered
 from tenuto.models import Model, Stored, open_model
 from tenuto.models.checkpoint import ModuleTensors
@@ -15,6 +14,8 @@ from tenuto.scheduling.units import Granularity
 from tenuto_lab.journal import Journal
 from tenuto_lab.scoring.scores import Progress, Scores, score_tensors, silent
 from tenuto_lab.scoring.spectrum import ETA
+
+LARGEST_ETA = 1e100  # beyond it, spectra overflow
 
 
 def score(
@@ -34,8 +35,8 @@ def score(
     With `granularity="block"` the units of a block share one score, the sum over its branches, as the paper counts.
     A `journal` (see `journal_of`) records finished tensors, so that an interrupted call can continue where it stopped.
     """
-    if not 0 < eta < math.inf:
-        raise UsageError(f"η must be positive and finite, not {eta}.")
+    if not is_number(eta) or not 0 < eta <= LARGEST_ETA:
+        raise UsageError(f"η must be positive and at most {LARGEST_ETA:g}, not {eta}.")
     if isinstance(model, str | Path):
         model = open_model(str(model))
     if not isinstance(model, Model | Stored):

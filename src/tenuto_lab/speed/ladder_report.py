@@ -6,6 +6,7 @@ from typing import Any
 
 from tenuto.files import replacing
 from tenuto.provenance import origin
+from tenuto_lab.result_files import ORIGIN, both, makes, number, optional, read_result, shaped, whole
 
 FIXED, COMPUTED, OVERHEAD = "#9aa5b1", "#2f5d8a", "#d08a2e"
 COLUMNS = (
@@ -25,6 +26,34 @@ COLUMNS = (
     ("graphs", lambda row: str(row["graphs"]) if row["graphs"] else ""),
     ("recording", lambda row: f"{row['capture_s']:.1f} s" if row["capture_s"] else ""),
 )
+
+
+POSITIVE = number(least=1e-9, most=1e12)
+COUNT, SHARE = optional(whole()), optional(number())
+SETTING = {**ORIGIN, "ceilings": {"tflops": POSITIVE, "gbps": POSITIVE}}
+ROW = {
+    **dict.fromkeys(("case", "model", "setting", "mode", "schedule"), str),
+    **{name: number() for name in ("budget", "flop_budget", "spread", "tflops", "gbps")},
+    **dict.fromkeys(("speedup_over_eager", "speedup_over_compiled", "speedup_over_padded"), SHARE),
+    **dict.fromkeys(("ms_per_evaluation", "ms_per_generation"), POSITIVE),
+    **{"share_of_ideal": SHARE, "capture_s": SHARE, "steps": whole(1)},
+    **dict.fromkeys(("peak_bytes", "cache_bytes", "graphs"), COUNT),
+}
+WHOLE = {"steps": int, **dict.fromkeys(("eager_s", "scheduled_s", "speedup"), float)}
+POSSIBLE = {"end_to_end": optional(shaped(WHOLE)), "spent": optional(shaped({str: number(least=0)}))}
+
+
+def read_ladder(path: Path) -> dict[str, Any]:
+    """The file that `python -m benchmarks.ladder` wrote, checked field by field."""
+    return read_result(path, "ladder", LADDER_FILE)
+
+
+def _check_settings(known: Any, where: str) -> None:
+    for made in known["settings"].values():
+        for name, check in POSSIBLE.items():
+            check(made.get(name), f"settings.{name}")
+    for row in known["rows"]:
+        SHARE(row.get("memory_over_full"), "rows.memory_over_full")
 
 
 def _ratio(value: float | None) -> str:
@@ -156,3 +185,9 @@ def _parts(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     if not nothing:
         return 0.0, full
     return (nothing[0]["ms_per_generation"] - full) / (nothing[0]["steps"] - 1), full
+
+
+LADDER_FILE = both(
+    both(shaped({"settings": {str: SETTING}, "rows": [ROW]}), _check_settings),
+    makes(lambda known: (ladder_tables(known, {}), [_parts(_rows(known, case)) for case in known["settings"]])),
+)

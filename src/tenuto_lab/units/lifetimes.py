@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from tenuto.errors import UsageError
+from tenuto.errors import UsageError, is_number
 from tenuto.scheduling.making import check_request, make
 from tenuto.scheduling.schedule import Keep, Predict, Schedule
 from tenuto.scheduling.units import Granularity, block_of
@@ -41,14 +41,14 @@ def lifetimes(
     check_request(steps, budget)
     if tau is not None and budget is not None:
         raise UsageError("Give tau or a budget, not both: one follows from the other.")
-    if not 0 <= min_lifetime <= 1:
+    if not is_number(min_lifetime) or not 0 <= min_lifetime <= 1:
         raise UsageError(f"The minimum lifetime is a share of the steps, between 0 and 1, not {min_lifetime}.")
     scores = at_granularity(scores, granularity or scores.granularity)
     values = [unit.score for unit in scores.units]
     if budget is not None:
         tau = tau_for_budget(counted_scores(scores), steps, budget, min_lifetime)
     tau = TAU if tau is None else tau
-    if not 0 < tau < math.inf:
+    if not is_number(tau) or not 0 < tau < math.inf:
         raise UsageError(f"tau must be positive and finite, not {tau}.")
     last = np.array(lifetimes_at(values, steps, tau, min_lifetime))
     active = lifetime_pattern(last, steps)

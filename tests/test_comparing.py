@@ -1,0 +1,61 @@
+"""tenuto.compare: the same request in full, held and with fewer steps."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import tenuto
+from tenuto.comparing import _scaled
+from tenuto.errors import UsageError
+from tests.helpers.pipelines import QUIET, prompt, tiny
+
+pytestmark = QUIET
+
+
+def compared(pipe: Any, **options: Any) -> Any:
+    given = {"seeds": 2, "num_inference_steps": 16, "output_type": "pt", **prompt("sd1"), **options}
+    return tenuto.compare(pipe, **given)
+
+
+@pytest.mark.parametrize(
+    "seeds", [0, -1, 65, 10**30, 2.5, "ab", None, True, [], range(10**12), [1.5], [10**30], ["1"], [True]]
+)
+def test_seeds_that_make_no_sense_are_refused_at_once(seeds: Any) -> None:
+    with pytest.raises(UsageError, match=r"[Ss]eed"):
+        tenuto.compare(object(), seeds=seeds)
+
+
+def test_a_run_that_is_not_finite_is_not_taken_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = tiny("sd1")
+    plain, calls = pipe.unet.forward, 0
+
+    def breaks(*args: Any, **kwargs: Any) -> Any:
+        """After the full run of both seeds."""
+        nonlocal calls
+        calls += 1
+        result = plain(*args, **kwargs)
+        first = result[0]
+        return (first * math.nan,) if calls > 32 else (first,)
+
+    monkeypatch.setattr(pipe.unet, "forward", breaks)
+    found = compared(pipe, output_type="latent", budget=0.5)
+    assert torch.isfinite(found.full).all() and found.held.isnan().all()
+    assert found.decibels["held"] == [-math.inf, -math.inf]
+    assert "little to do with" in found.verdict and "identical" not in found.verdict
+
+
+def test_all_runs_are_scaled_as_the_full_run_is() -> None:
+    """Otherwise a value a little outside of [0, 1] in one run would be taken for a great difference."""
+    full, held, plain = _scaled(torch.tensor([0.0, 1.0]), torch.tensor([-1e-6, 1.0]), None)
+    assert plain is None and float(full.min()) == -1 and float((full - held).abs().max()) < 1e-5
+
+
+def test_a_pipeline_is_enabled_as_before_whatever_happens() -> None:
+    pipe = tiny("sd1")
+    tenuto.enable(pipe, evaluations=7)
+    with pytest.raises(ZeroDivisionError):
+        compared(pipe, callback_on_step_end=lambda *_: 1 // 0)
+    pipe(**prompt("sd1"), num_inference_steps=16, output_type="latent")
+    assert tenuto.summary(pipe).computed_steps == 7
