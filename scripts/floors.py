@@ -20,7 +20,10 @@ RECORD = ROOT / "results" / "floors" / "floors.json"
 EXTRAS = ("pipelines", "plots", "lab")  # beside the product's own dependencies
 ALSO = ("accelerate",)  # of the other extras: offloading, which the core tests try, needs it
 TOOLS = ("pytest", "hypothesis")  # what the tests need; of any version
-CORE = ("tests/scoring", "tests/scheduling", "tests/runtime", "tests/sampling", "tests/pipelines", "tests/models")
+CORE = (
+    *("tests/scheduling", "tests/runtime", "tests/sampling", "tests/pipelines", "tests/models"),
+    *("tests/lab/scoring", "tests/lab/units", "tests/lab/seam", "tests/lab/networks"),
+)
 BOUND = re.compile(r"([A-Za-z0-9_.-]+)>=([0-9.]+)")
 PROVENANCE = (
     "import json, sys; from tenuto.provenance import provenance; print(json.dumps(provenance(command=sys.argv[1])))"

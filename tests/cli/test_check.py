@@ -1,4 +1,4 @@
-"""The command `tenuto check`; what it calls is tested in tests/test_checking.py."""
+"""The command `tenuto check`; what it calls is tested in tests/lab/test_checking.py."""
 
 import json
 from pathlib import Path
