@@ -10,7 +10,7 @@ from torch import Tensor
 from tenuto.errors import UsageError
 from tenuto.models.dit import DiT, units
 from tenuto.runtime.executor import Executor
-from tenuto.runtime.stages import Cells
+from tenuto.runtime.stages import Cells, Inputs
 from tenuto.scheduling.making import make
 from tenuto.scheduling.refresh import refresh
 from tenuto.scheduling.schedule import Keep, Predict, Schedule
@@ -47,7 +47,7 @@ def run(executor: Executor, device: str = "cpu") -> list[Tensor]:
 def test_what_it_selects_is_what_skipping_gives(predict: Predict, keep: Keep) -> None:
     network = random_dit()
     executor = PaddedExecutor(network, schedule_of(network, predict, keep))
-    cells: Cells = executor.cells_for(executor.plan(*inputs(0)), torch.device("cpu"))
+    cells: Cells = executor.cells_for(Inputs((), inputs(0), {}), torch.device("cpu"))
     assert isinstance(cells, Padded)
     cells.reset()
     want = run(Executor(network, executor.schedule, mode="skip"))
