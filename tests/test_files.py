@@ -97,6 +97,16 @@ def test_a_name_may_be_as_long_as_names_can_be(tmp_path):
     assert path.read_text() == "long"
 
 
+def test_a_file_is_synced_before_it_takes_its_place(tmp_path, monkeypatch):
+    """Otherwise a power cut could leave an empty file under the name."""
+    done = []
+    sync, replace = os.fsync, files.Path.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (done.append("synced"), sync(handle))[1])
+    monkeypatch.setattr(files.Path, "replace", lambda path, to: (done.append("replaced"), replace(path, to))[1])
+    write_text(tmp_path / "a.json", "new")
+    assert done == ["synced", "replaced"]
+
+
 def test_what_is_read_is_not_overwritten(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "scores.json").write_text('{"format": "tenuto.scores/1"}')

@@ -1,5 +1,6 @@
 """Files that somebody else wrote, with the worst intentions: each is answered with a sentence."""
 
+import errno
 import json
 import math
 import os
@@ -89,6 +90,20 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, read: Any) -> None
     os.mkfifo(pipe)
     with pytest.raises(TenutoError, match="it is a pipe or a device"):
         read(pipe)
+
+
+def test_weights_that_may_not_be_read_are_not_called_missing(sharded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read every file, so the refusal is played."""
+    opened = Path.open
+
+    def refused(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path.suffix == ".safetensors":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(TenutoError, match=r"model-0000\d-of-00002\.safetensors: Permission denied"):
+        tenuto.score(sharded)
 
 
 @pytest.mark.parametrize(

@@ -158,14 +158,16 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 
 def check_regular(path: Path, what: str) -> None:
-    """Refuse a pipe or a device: reading one can wait for ever."""
+    """Refuse a pipe or a device, because reading one can wait for ever, and a file that may not be read."""
     try:
         mode = path.stat().st_mode
+        if stat.S_ISREG(mode):
+            path.open("rb").close()  # other libraries call a file that may not be read missing
+            return
     except OSError as error:
         raise TenutoError(f"Cannot read the {what} {path}: {error.strerror or error}.") from error
-    if not stat.S_ISREG(mode):
-        kind = "a directory" if stat.S_ISDIR(mode) else "a pipe or a device"
-        raise TenutoError(f"Cannot read the {what} {path}: it is {kind}, not a file.")
+    kind = "a directory" if stat.S_ISDIR(mode) else "a pipe or a device"
+    raise TenutoError(f"Cannot read the {what} {path}: it is {kind}, not a file.")
 
 
 def check_not_special(path: Path) -> None:

@@ -13,10 +13,16 @@ from tenuto.errors import UsageError
 from tenuto.quality import psnr
 from tenuto.scheduling.schedule import Keep, Schedule
 from tenuto.showing.facts import schedule_facts
-from tenuto.showing.images import difference, grid, save_images, to_image
+from tenuto.showing.images import difference, grid, save_images, to_image, to_pixels
 from tenuto.showing.maps import HELD_COLOUR, PARTLY_COLOUR, _ticks, legend, save_schedule_png, schedule_svg
 from tenuto.showing.page import Table, write_page
 from tenuto.showing.plotting import NoPlots
+
+
+def test_a_picture_that_overflowed_is_black_and_a_warning_says_so() -> None:
+    with pytest.warns(UserWarning, match="1 of 2 pictures hold values that are not numbers"):
+        pixels = to_pixels(torch.tensor([[[[float("nan"), float("inf")]]], [[[0.0, 1.0]]]]))
+    assert pixels[0].flatten().tolist() == [0, 255]
 
 
 def test_minus_one_is_black_and_one_is_white() -> None:

@@ -66,7 +66,7 @@ class MaskedSampling:
             raise UsageError(f"The threshold of parallel decoding lies above 0 and is at most 1, not {self.parallel}.")
         if self.factor is not None and (not is_number(self.factor) or not 0 < self.factor <= HIGHEST):
             raise UsageError(
-                f"The factor of parallel decoding lies above 0 and is at most {HIGHEST:,}, not {self.factor}."
+                f"The factor of parallel decoding is a positive number, at most {HIGHEST:,}, not {self.factor}."
             )
         if self.in_parallel and self.steps != self.length:
             raise UsageError(

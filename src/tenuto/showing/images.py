@@ -1,5 +1,6 @@
 """Tensors to pictures: single images, grids, and difference images."""
 
+import warnings
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -17,8 +18,13 @@ from tenuto.showing.plotting import plotting
 
 
 def to_pixels(samples: Tensor) -> NDArray[np.uint8]:
-    """Samples [N, C, H, W] in [-1, 1] as bytes [N, H, W, C]."""
-    pixels = ((samples.detach().float().cpu().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+    """Samples [N, C, H, W] in [-1, 1] as bytes [N, H, W, C]. What is not a number becomes black, with a warning."""
+    values = samples.detach().float().cpu()
+    if broken := int(values.isnan().flatten(1).any(1).sum()):
+        warnings.warn(
+            f"{broken} of {len(values)} pictures hold values that are not numbers: they overflowed.", stacklevel=2
+        )
+    pixels = ((values.nan_to_num(nan=-1).clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
     return pixels.permute(0, 2, 3, 1).numpy()
 
 

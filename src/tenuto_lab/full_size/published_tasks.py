@@ -7,6 +7,7 @@ beside the number, because numbers of different protocols cannot be compared.
 import gzip
 import random
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,7 @@ def records(path: Path) -> Iterator[Record]:
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
         listed = parse_json(text) if text.lstrip().startswith("[") else map(parse_json, filter(str.strip, _lines(text)))
         yield from listed
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, zlib.error, ValueError) as error:  # a .gz that is cut short or damaged
         raise TenutoError(f"Cannot read {path} as JSON or JSONL: {error}.") from error
 
 
@@ -63,6 +64,8 @@ def field(record: Any, *names: str) -> str:
 def gsm8k(path: Path) -> Iterator[Record]:
     for i, one in enumerate(records(path)):
         answer = field(one, "answer").rsplit("####", 1)[-1].strip()
+        if not any(letter.isdigit() for letter in answer):
+            raise TenutoError(f"The answer of record {i} ends in no number; is this the published file?")
         yield {"id": i, "prompt": f"{field(one, 'question')}\n{BOXED}", "answer": answer, "metric": "numeric"}
 
 
@@ -89,9 +92,9 @@ def human_eval(path: Path) -> Iterator[Record]:
 def mbpp(path: Path) -> Iterator[Record]:
     for one in records(path):
         tests = one.get("test_list") if isinstance(one, dict) else None
-        if not isinstance(tests, list) or not tests:
+        if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
             raise TenutoError("A record has no test_list; is this the published file?")
-        said = "\n".join(map(str, tests))
+        said = "\n".join(tests)
         prompt = f"{field(one, 'text', 'prompt')}\nYour code should pass these tests:\n{said}\n```python\n"
         answer = "\n".join([str(one.get("test_setup_code", "")), said]).strip()
         yield {"id": one.get("task_id"), "prompt": prompt, "answer": answer, "metric": "pass@1", "until": ["```"]}
@@ -128,10 +131,7 @@ def needle(tokens: int) -> Callable[[Path], Iterator[Record]]:
 
 def wikitext(path: Path) -> Iterator[Record]:
     """Paragraphs of articles: their first PROMPT words are shown, and the others are what people wrote."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TenutoError(f"Cannot read {path}: {error}.") from error
+    text = read_text(path, "articles")
     for i, line in enumerate(text.split("\n")):
         words = line.split()
         if len(words) < LEAST_WORDS or words[0] == "=":  # a heading, or a short paragraph

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,28 @@ def test_files_that_are_not_the_published_ones_are_refused(tmp_path: Path) -> No
     path.write_text("no JSON", encoding="utf-8")
     with pytest.raises(TenutoError, match="Cannot read"):
         built("gsm8k", path)
+    path.write_text('{"question": "What?", "answer": "nothing"}\n', encoding="utf-8")
+    with pytest.raises(TenutoError, match="no number"):  # no answer could ever be right
+        built("gsm8k", path)
+    path.write_text('{"text": "Add.", "test_list": [{}]}\n', encoding="utf-8")
+    with pytest.raises(TenutoError, match="test_list"):  # every answer would be right
+        built("mbpp", path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x1f\x8b", gzip.compress(b"{}" * 99)[:-9], gzip.compress(b"{}")[:12] + b"\xff" * 9]
+)
+def test_a_damaged_archive_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "some.jsonl.gz").write_bytes(content)
+    with pytest.raises(TenutoError, match=r"some\.jsonl\.gz"):
+        built("gsm8k", tmp_path / "some.jsonl.gz")
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "needle", "wikitext"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TenutoError, match="it is a pipe or a device"):
+        built(name, tmp_path / "pipe")
 
 
 def test_mauve_compares_a_run_with_what_people_wrote(tmp_path: Path) -> None:
