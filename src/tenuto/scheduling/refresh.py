@@ -27,6 +27,7 @@ def refresh(
     keep: Keep | None = None,
     correction: bool | None = None,
     log_snr: Sequence[float] | None = None,
+    ahead: bool = False,
 ) -> Schedule:
     """Every unit is computed at some steps, and nothing at the others.
 
@@ -38,6 +39,7 @@ def refresh(
                  branch and update keep every unit by itself: this takes longer
     correction   whether a refresh corrects what was predicted since the last refresh; by default if the output is kept
     log_snr      of each step: half the logarithm of the sampler's signal-to-noise ratio
+    ahead        whether the sampler can ask the network about another noise level than its own, as Tenuto's can
     """
     check_request(steps, budget)
     if sum(one is not None for one in (evaluations, every, budget)) > 1:
@@ -52,7 +54,7 @@ def refresh(
         if evaluations is None:
             evaluations = evaluations_for(steps, BUDGET if budget is None else budget)
         check_evaluations(evaluations)
-        computed = placed(steps, evaluations, log_snr)
+        computed = placed(steps, evaluations, log_snr, ahead and keep == "output")
     count = int(computed.sum())
     policy = {"name": "refresh", "evaluations": count, "every": every, "budget": budget}
     corrected = keep == "output" if correction is None else correction
