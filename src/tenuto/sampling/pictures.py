@@ -167,7 +167,7 @@ def denoised(
         nature = nature_for(model.noise, sampling.steps, sampling.solver)
         assert nature.levels is not None, "our own solvers' levels are known"
         pace = None if sampling.quality is None else Pace(sampling.quality, nature.levels)
-        ahead = asked_ahead(computed, nature.levels.log_snr) if pace is None and schedule.corrected else 0
+        ahead = asked_ahead(computed, nature.levels.log_snr) if schedule.policy.get("ahead") else 0
         stepping = Stepping(solver, nature, computed, schedule.order, schedule.corrected, pace, True, ahead)
         times[0] = times[ahead]
     needed = [watch is not None or executor.evaluates(step) for step in range(len(times))]

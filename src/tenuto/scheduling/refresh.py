@@ -47,6 +47,8 @@ def refresh(
     if log_snr is not None and len(log_snr) != steps:
         raise UsageError(f"There must be a noise level for each of the {steps} steps, not {len(log_snr)}.")
     keep = keep or "output"
+    corrected = keep == "output" if correction is None else correction
+    ahead = ahead and corrected and every is None and log_snr is not None
     if every is not None:
         check_whole("The refresh period", every)
         computed = np.arange(steps) % every == 0
@@ -54,10 +56,11 @@ def refresh(
         if evaluations is None:
             evaluations = evaluations_for(steps, BUDGET if budget is None else budget)
         check_evaluations(evaluations)
-        computed = placed(steps, evaluations, log_snr, ahead and keep == "output")
+        computed = placed(steps, evaluations, log_snr, ahead)
     count = int(computed.sum())
-    policy = {"name": "refresh", "evaluations": count, "every": every, "budget": budget}
-    corrected = keep == "output" if correction is None else correction
+    policy: dict[str, object] = {"name": "refresh", "evaluations": count, "every": every, "budget": budget}
+    if ahead:
+        policy["ahead"] = True
     active = np.tile(computed, (len(subject.units), 1))
     return make(subject, active, predict or "quadratic", keep, policy, corrected=corrected)
 
