@@ -103,7 +103,7 @@ class Scheme:
     variance: float = 0.25  # of pictures; decides which part of a corrected difference counts as picture
     damped: float = 1.0  # the share of a correction that is applied
     silent: float | None = None  # log-SNR up to which the first evaluation may ask ahead; None: it does not
-    certain: float | None = None  # with so many evaluations the bound grows with the signal up to that of the noise
+    audible: float | None = None  # with it, the bound grows with the signal: this times the signal-to-noise ratio
     before_end: float = 0.0  # of an interval: how much earlier few evaluations end
     bound_if_few: float | None = None  # the bound with few evaluations
 
@@ -137,7 +137,7 @@ class Run:
         self.a, self.s = grid.signal, grid.noise
         index = normed(np.arange(grid.steps, dtype=float))
         self.at = scheme.variable * normed(grid.log_snr) + (1 - scheme.variable) * index
-        self.bound, self.ahead, self.count = scheme.bound, 0, 0
+        self.bound, self.ahead = scheme.bound, 0
         self.kept = "velocity" if scheme.kept == "adaptive" else scheme.kept
         self.known: list[tuple[int, Tensor, Tensor]] = []  # (step, clean, noise) of the last refreshes
 
@@ -149,9 +149,9 @@ class Run:
 
     def estimates(self, x: Tensor, step: int, known: Sequence[tuple[int, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """The clean estimate and the noise at a step, predicted from known ones."""
-        bound, certain = self.bound, self.scheme.certain
-        if certain is not None and self.ahead and step > known[-1][0]:
-            bound = 1 + (bound - 1) * min(1.0, float((self.count / certain) ** 2 * self.a[step] / self.s[step]))
+        bound, audible = self.bound, self.scheme.audible
+        if audible is not None and self.ahead and step > known[-1][0]:
+            bound = 1 + (bound - 1) * min(1.0, float(audible * self.a[step] / self.s[step]))
         at = self.at[max(step, self.ahead)]
         weights = polynomial_weights([self.at[one[0]] for one in known], at, bound)
         value = torch.zeros_like(x)
@@ -187,7 +187,7 @@ class Run:
 
     @torch.inference_mode()
     def __call__(self, network: Network, computed: Sequence[int], x: Tensor) -> Tensor:
-        a, s, after, self.count = self.a, self.s, x, len(computed)
+        a, s, after = self.a, self.s, x
         if self.scheme.bound_if_few is not None and len(computed) < FEW:
             self.bound = self.scheme.bound_if_few
         if self.scheme.silent is not None:
@@ -280,17 +280,17 @@ DEFAULT = Scheme()
 ONCE = Scheme(bound_if_few=2.0, before_end=0.5)  # the default until the first evaluation could ask ahead
 BEGINS = [
     ONCE,
-    replace(ONCE, silent=-3.5, certain=5.0, before_end=0.8),  # the default since
+    replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8),  # the default since
 ]
 ABOUT_BEGINS = [
     *(replace(ONCE, silent=silent, before_end=0.8) for silent in (None, -4.0, -3.5, -3.0)),
-    *(replace(ONCE, silent=-3.5, certain=certain, before_end=0.8) for certain in (3.0, 4.0, 7.0)),
-    replace(ONCE, silent=-3.5, certain=5.0, before_end=0.8, points=2),
-    replace(ONCE, silent=-3.5, certain=5.0, before_end=0.8, variance=0.0),
-    replace(ONCE, silent=-3.5, certain=5.0, before_end=0.8, damped=0.75),
-    replace(ONCE, silent=-3.5, certain=5.0, before_end=0.8, kept="noise"),
-    replace(ONCE, silent=-3.5, certain=5.0, before_end=0.8, correction="none"),
-    replace(ONCE, silent=-3.5, certain=5.0, before_end=0.8, variable=0.5),
+    *(replace(ONCE, silent=-3.5, audible=audible, before_end=0.8) for audible in (2.0, 5.0)),
+    replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8, points=2),
+    replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8, variance=0.0),
+    replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8, damped=0.75),
+    replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8, kept="noise"),
+    replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8, correction="none"),
+    replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8, variable=0.5),
 ]
 SHARES = ((0.25, 0.0), (0.5, 0.0), (0.3, 0.2), (0.2, 0.3), (0.1, 0.3), (0.0, 0.5), (0.5, 0.5), (0.25, 0.5))
 PLACEMENTS = [replace(DEFAULT, mixed=mixed, angle=angle) for mixed, angle in SHARES]

@@ -261,15 +261,11 @@ def test_what_is_asked_ahead_is_asked_with_a_sample_of_that_size() -> None:
     assert Run("Euler").stepping.asked_with(0, sample) is sample
 
 
-def test_a_run_that_begins_in_noise_alone_hardly_extrapolates_few_values_until_there_is_signal() -> None:
-    few, more = ([step % every == 0 for step in range(STEPS)] for every in (4, 3))
-    bounds = [Run("DDIM", computed, ahead=2).stepping._steady_at for computed in (few, more)]
-    for bound in bounds:
-        rising = [bound(step) for step in range(STEPS)]
-        assert rising == sorted(rising) and rising[4] < 1.4 and rising[-1] >= 2
-    assert bounds[0](4) < bounds[1](4) and bounds[0](12) < bounds[1](12)
-    at_once = Run("DDIM", few).stepping
-    assert at_once._steady_at(4) == at_once._steady_at(STEPS - 1) == bounds[0](STEPS - 1)
+def test_a_run_that_begins_in_noise_alone_hardly_extrapolates_until_there_is_signal() -> None:
+    run, plain = Run("DDIM", ahead=3), Run("DDIM")
+    bounds = [run.stepping._steady_at(step) for step in range(STEPS)]
+    assert bounds == sorted(bounds) and bounds[4] < 1.2
+    assert bounds[-1] == plain.stepping._steady_at(4) == plain.stepping._steady_at(STEPS - 1)
 
 
 # ---------------------------------------------------------------------------------------------------------- correction

@@ -13,8 +13,8 @@ a sample that was slightly wrong. From the right sample, the network would have 
 noise, and the rest for a change of the picture: at high noise almost all for noise, at low noise more for picture.
 
 Begin. If the first samples are all noise, the first evaluation may ask about the noise level of a later step (`ahead`):
-up to there the sample changes in size only. Its value then belongs to that step. While there is little signal, few
-values are hardly extrapolated: under strong guidance the estimate swings there, and extrapolation adds to the swing.
+up to there the sample changes in size only. Its value then belongs to that step. While there is little signal, values
+are hardly extrapolated: under strong guidance the estimate swings there, and what is extrapolated adds to the swing.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from tenuto.runtime.pacing import Pace, decibels, seen_later
 from tenuto.runtime.prediction import polynomial_weights, steady_for, weighted
 
 VARIANCE = 0.25  # of pictures, as EDM (Karras et al. 2022) takes it
-CERTAIN = 5  # with so many evaluations, predictions have their full degree where the signal is as strong as the noise
+AUDIBLE = 3.0  # if the signal is a third of the noise or more, predictions may have their full degree
 Step = Callable[[Tensor, Tensor], Any]  # (output, sample) -> what the scheduler's step returns
 
 
@@ -65,8 +65,7 @@ class Stepping:
         self._places = places_of(nature.levels, len(self._computed))
         self._ahead = ahead if nature.levels is not None else 0
         self._places[: self._ahead] = [self._places[self._ahead]] * self._ahead  # they share the place of its value
-        self._evaluations = sum(self._computed)
-        self._steady = steady_for(self._evaluations)
+        self._steady = steady_for(sum(self._computed))
         self._keeps_noise = self._places[-1] < 0.75 * (len(self._computed) - 1)  # evaluated twice at many noise levels
         self._asked_to_correct = corrected
         self.uncorrected_because = ""
@@ -160,14 +159,11 @@ class Stepping:
         return sample * (self._levels.mixed[self._ahead][1] / self._levels.mixed[0][1])
 
     def _steady_at(self, step: int) -> float:
-        """The largest Σ|w| of a prediction: if the run begins in noise alone, it grows with the signal.
-
-        It grows the faster, the more evaluations there are, because the swing matters less over a short distance.
-        """
+        """The largest Σ|w| of a prediction: if the run begins in noise alone, it grows with the signal."""
         if not self._ahead or self._levels is None:
             return self._steady
         signal, noise = self._levels.mixed[step]
-        return 1 + (self._steady - 1) * min(1.0, (self._evaluations / CERTAIN) ** 2 * signal / noise)
+        return 1 + (self._steady - 1) * min(1.0, AUDIBLE * signal / noise)
 
     def _corrected(self, step: int, value: Tensor, sample: Tensor) -> Tensor:
         """The sample as it would be if the steps since the last refresh had known the value of this one.
