@@ -41,7 +41,7 @@ from tenuto.sampling.pictures import (
     make_solver,
     vae_of,
 )
-from tenuto.scheduling.placement import FEW, asked_ahead
+from tenuto.scheduling.placement import FEW, MANY, asked_ahead
 from tenuto_lab.frontier.cases import asked_for
 
 Floats = NDArray[np.float64]
@@ -103,9 +103,14 @@ class Scheme:
     variance: float = 0.25  # of pictures; decides which part of a corrected difference counts as picture
     damped: float = 1.0  # the share of a correction that is applied
     silent: float | None = None  # log-SNR up to which the first evaluation may ask ahead; None: it does not
+    many: int = MANY  # evaluations from which on it does not
     audible: float | None = None  # with it, the bound grows with the signal: this times the signal-to-noise ratio
     before_end: float = 0.0  # of an interval: how much earlier few evaluations end
     bound_if_few: float | None = None  # the bound with few evaluations
+
+
+def _asks(scheme: Scheme, count: int) -> bool:
+    return scheme.silent is not None and count < scheme.many
 
 
 def normed(values: Floats) -> Floats:
@@ -119,7 +124,11 @@ def placed(grid: Grid, scheme: Scheme, count: int) -> list[int]:
     progress = (1 - scheme.mixed - scheme.angle) * index + scheme.mixed * normed(level) + scheme.angle * normed(angle)
     chosen, last = [], -1
     few = count < FEW and grid.steps >= 4 * count
-    first = 0.0 if scheme.silent is None else float(progress[max(0, int((grid.log_snr <= scheme.silent).sum()) - 1)])
+    first = (
+        0.0
+        if not _asks(scheme, count)
+        else float(progress[max(0, int((grid.log_snr <= (scheme.silent or 0.0)).sum()) - 1)])
+    )
     aims = np.linspace(min(first, 1 / count), 1 - few * scheme.before_end / count, count) ** scheme.ease
     aims[0] = 0.0
     for number, aim in enumerate(aims):
@@ -190,7 +199,7 @@ class Run:
         a, s, after = self.a, self.s, x
         if self.scheme.bound_if_few is not None and len(computed) < FEW:
             self.bound = self.scheme.bound_if_few
-        if self.scheme.silent is not None:
+        if _asks(self.scheme, len(computed)):
             self.ahead = asked_ahead([step in computed for step in range(self.grid.steps)], self.grid.log_snr.tolist())
         before = computed[0]
         for number, step in enumerate(computed):
@@ -283,6 +292,7 @@ BEGINS = [
     replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8),  # the default since
 ]
 ABOUT_BEGINS = [
+    replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8, many=1000),
     *(replace(ONCE, silent=silent, before_end=0.8) for silent in (None, -4.0, -3.5, -3.0)),
     *(replace(ONCE, silent=-3.5, audible=audible, before_end=0.8) for audible in (2.0, 5.0)),
     replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8, points=2),

@@ -10,7 +10,8 @@ steps: then the last evaluation is worth more a little earlier.
 
 Many schedulers begin where there is no signal yet. From there to the first level with a trace of signal the sample does
 not change, except in size, so an evaluation at the first step is almost lost. If the sampler can ask the network about
-another noise level than its own (`ahead`), the first evaluation asks about a later level (`asked_ahead`).
+another noise level than its own (`ahead`), the first evaluation asks about a later level (`asked_ahead`). With many
+evaluations it does not, because then the little that the sample does change is a larger share of what is missed.
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FEW = 9  # evaluations; fewer than these are few
+MANY = 12  # evaluations; with fewer, the first may ask ahead
 NUMBER, LEVEL, ANGLE = 0.5, 0.3, 0.2  # shares in the mixture
 SILENT = -3.5  # log-SNR; a sample up to here is all noise: its signal is a thirtieth
 

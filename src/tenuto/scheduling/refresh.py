@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from tenuto.errors import UsageError, check_whole
 from tenuto.scheduling.making import check_request, make
-from tenuto.scheduling.placement import placed
+from tenuto.scheduling.placement import MANY, placed
 from tenuto.scheduling.schedule import Keep, Predict, Schedule
 from tenuto.scoring.units import Subject
 
@@ -39,7 +39,8 @@ def refresh(
                  branch and update keep every unit by itself: this takes longer
     correction   whether a refresh corrects what was predicted since the last refresh; by default if the output is kept
     log_snr      of each step: half the logarithm of the sampler's signal-to-noise ratio
-    ahead        whether the sampler can ask the network about another noise level than its own, as Tenuto's can
+    ahead        whether the sampler can ask the network about another noise level than its own, as Tenuto's can; with
+                 fewer than twelve evaluations its first one does, if there is no signal yet
     """
     check_request(steps, budget)
     if sum(one is not None for one in (evaluations, every, budget)) > 1:
@@ -48,7 +49,6 @@ def refresh(
         raise UsageError(f"There must be a noise level for each of the {steps} steps, not {len(log_snr)}.")
     keep = keep or "output"
     corrected = keep == "output" if correction is None else correction
-    ahead = ahead and corrected and every is None and log_snr is not None
     if every is not None:
         check_whole("The refresh period", every)
         computed = np.arange(steps) % every == 0
@@ -56,10 +56,11 @@ def refresh(
         if evaluations is None:
             evaluations = evaluations_for(steps, BUDGET if budget is None else budget)
         check_evaluations(evaluations)
+        ahead = ahead and corrected and log_snr is not None and evaluations < MANY
         computed = placed(steps, evaluations, log_snr, ahead)
     count = int(computed.sum())
     policy: dict[str, object] = {"name": "refresh", "evaluations": count, "every": every, "budget": budget}
-    if ahead:
+    if ahead and every is None:
         policy["ahead"] = True
     active = np.tile(computed, (len(subject.units), 1))
     return make(subject, active, predict or "quadratic", keep, policy, corrected=corrected)
