@@ -109,10 +109,6 @@ class Scheme:
     bound_if_few: float | None = None  # the bound with few evaluations
 
 
-def _asks(scheme: Scheme, count: int) -> bool:
-    return scheme.silent is not None and count < scheme.many
-
-
 def normed(values: Floats) -> Floats:
     return (values - values[0]) / (values[-1] - values[0])
 
@@ -124,11 +120,8 @@ def placed(grid: Grid, scheme: Scheme, count: int) -> list[int]:
     progress = (1 - scheme.mixed - scheme.angle) * index + scheme.mixed * normed(level) + scheme.angle * normed(angle)
     chosen, last = [], -1
     few = count < FEW and grid.steps >= 4 * count
-    first = (
-        0.0
-        if not _asks(scheme, count)
-        else float(progress[max(0, int((grid.log_snr <= (scheme.silent or 0.0)).sum()) - 1)])
-    )
+    quiet = int((grid.log_snr <= scheme.silent).sum()) if scheme.silent is not None and count < scheme.many else 0
+    first = float(progress[max(0, quiet - 1)])
     aims = np.linspace(min(first, 1 / count), 1 - few * scheme.before_end / count, count) ** scheme.ease
     aims[0] = 0.0
     for number, aim in enumerate(aims):
@@ -199,7 +192,7 @@ class Run:
         a, s, after = self.a, self.s, x
         if self.scheme.bound_if_few is not None and len(computed) < FEW:
             self.bound = self.scheme.bound_if_few
-        if _asks(self.scheme, len(computed)):
+        if self.scheme.silent is not None and len(computed) < self.scheme.many:
             self.ahead = asked_ahead([step in computed for step in range(self.grid.steps)], self.grid.log_snr.tolist())
         before = computed[0]
         for number, step in enumerate(computed):

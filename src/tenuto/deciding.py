@@ -42,7 +42,7 @@ class PolicyKind:
 
 
 POLICIES: Mapping[str, PolicyKind] = {
-    "refresh": PolicyKind("refresh", ("evaluations", "every", "predict", "keep", "correction", "log_snr", "ahead")),
+    "refresh": PolicyKind("refresh", ("evaluations", "every", "predict", "keep", "correction", "log_snr")),
     "rewrite": PolicyKind("rewrite", ("every", "blocks", "rows", "held")),
     "lifetimes": PolicyKind("lifetimes", ("tau", "min_lifetime", "predict", "keep", "granularity"), reads_scores=True),
 }
@@ -148,7 +148,7 @@ def schedule(
     kind = POLICIES[policy]
     given = {name: value for name, value in options.items() if value is not None}
     for name in given:
-        if name not in kind.options:
+        if name not in kind.options and not (name == "ahead" and policy == "refresh"):  # which no pipeline takes
             owners = [other for other, one in POLICIES.items() if name in one.options]
             belongs = f"belongs to the policy {' or '.join(owners)}" if owners else "is an option of no policy"
             raise UsageError(f"{name} {belongs}, not to {policy}." if owners else f"{name} {belongs}.")

@@ -300,3 +300,15 @@ def test_what_is_fewer_steps_by_another_name_is_called_so():
 def test_few_steps_are_told_at_once_what_they_gain(steps, asked, said):
     found = advice(refresh(scored(0.5), steps, **asked), text=False)
     assert found is None if said is None else re.match(said, found)
+
+
+def test_only_the_first_of_few_evaluations_asks_ahead_and_only_if_there_is_no_signal_yet():
+    noise_first, signal_first = (np.linspace(start, 5, 50).tolist() for start in (-6, -2))
+    for evaluations, levels, asks in ((8, noise_first, True), (12, noise_first, False), (8, signal_first, False)):
+        ahead, at_once = (
+            refresh(scored(1.0), 50, evaluations=evaluations, log_snr=levels, ahead=ahead) for ahead in (True, False)
+        )
+        assert (ahead.full_steps != at_once.full_steps).any() == asks
+        assert ahead.full_steps.sum() == at_once.full_steps.sum() == evaluations
+    assert "ahead" not in refresh(scored(1.0), 50, every=8, log_snr=noise_first, ahead=True).policy
+    assert "ahead" not in refresh(scored(1.0), 50, evaluations=8, ahead=True).policy
