@@ -64,7 +64,7 @@ def measure(name: str, samples: int, seeds: int, device: str) -> list[dict[str, 
     levels = nature_for(model.noise, STEPS).levels
     log_snr = None if levels is None else levels.log_snr
     for way, changed in WAYS.items():
-        options = {"log_snr": log_snr, **({} if "every" in changed else {"budget": BUDGET}), **changed}
+        options = {"log_snr": log_snr, "ahead": True, **({} if "every" in changed else {"budget": BUDGET}), **changed}
         schedule = refresh(subject, STEPS, **options)
         value, low, high = mean_interval(psnr(drawn(schedule), full), 500)
         rows.append({"way": way, "work": schedule.budget, "psnr": value, "low": low, "high": high})

@@ -2,6 +2,7 @@
 
     python -m benchmarks.search --device cuda --only tiny-dit --guidance 5   # one process for each case
     python -m benchmarks.search --only tiny-dit --trials 4 --samples 2 --evaluations 8   # a try on the CPU
+    python -m benchmarks.search --begins --only tiny-dit --guidance 7 --grids ddim-50,ddim-250 --thinned 64
 
 DDIM, Euler and flow matching's Euler are one update on different grids of noise levels: sample = signal · clean + noise
 · ε. A scheme says which steps of a grid are evaluated, which combination of clean estimate and noise is predicted at
@@ -24,14 +25,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import tenuto
-from benchmarks.places import results_of
+from benchmarks.places import ROOT, results_of
 from tenuto.files import write_json
-from tenuto.models import Model
+from tenuto.models import SHIPPED, Model
 from tenuto.provenance import provenance
 from tenuto.quality import psnr
 from tenuto.runtime.prediction import polynomial_weights
 from tenuto.runtime.residual import plain
-from tenuto.sampling.pictures import Sampling, _caption_conditions, _class_conditions, guide, make_solver
+from tenuto.sampling.pictures import (
+    Sampling,
+    _caption_conditions,
+    _class_conditions,
+    decode,
+    guide,
+    make_solver,
+    vae_of,
+)
+from tenuto.scheduling.placement import FEW, MANY, asked_ahead
 from tenuto_lab.frontier.cases import asked_for
 
 Floats = NDArray[np.float64]
@@ -92,6 +102,11 @@ class Scheme:
     limit: float = 0.0
     variance: float = 0.25  # of pictures; decides which part of a corrected difference counts as picture
     damped: float = 1.0  # the share of a correction that is applied
+    silent: float | None = None  # log-SNR up to which the first evaluation may ask ahead; None: it does not
+    many: int = MANY  # evaluations from which on it does not
+    audible: float | None = None  # with it, the bound grows with the signal: this times the signal-to-noise ratio
+    before_end: float = 0.0  # of an interval: how much earlier few evaluations end
+    bound_if_few: float | None = None  # the bound with few evaluations
 
 
 def normed(values: Floats) -> Floats:
@@ -104,7 +119,12 @@ def placed(grid: Grid, scheme: Scheme, count: int) -> list[int]:
     level, angle = np.maximum.accumulate(grid.log_snr), -np.arctan2(grid.noise[:-1], grid.signal[:-1])
     progress = (1 - scheme.mixed - scheme.angle) * index + scheme.mixed * normed(level) + scheme.angle * normed(angle)
     chosen, last = [], -1
-    for number, aim in enumerate(np.linspace(0, 1, count) ** scheme.ease):
+    few = count < FEW and grid.steps >= 4 * count
+    quiet = int((grid.log_snr <= scheme.silent).sum()) if scheme.silent is not None and count < scheme.many else 0
+    first = float(progress[max(0, quiet - 1)])
+    aims = np.linspace(min(first, 1 / count), 1 - few * scheme.before_end / count, count) ** scheme.ease
+    aims[0] = 0.0
+    for number, aim in enumerate(aims):
         nearest = int(np.abs(progress - aim).argmin())
         last = min(max(nearest, last + 1), grid.steps - count + number)
         chosen.append(last)
@@ -119,6 +139,7 @@ class Run:
         self.a, self.s = grid.signal, grid.noise
         index = normed(np.arange(grid.steps, dtype=float))
         self.at = scheme.variable * normed(grid.log_snr) + (1 - scheme.variable) * index
+        self.bound, self.ahead = scheme.bound, 0
         self.kept = "velocity" if scheme.kept == "adaptive" else scheme.kept
         self.known: list[tuple[int, Tensor, Tensor]] = []  # (step, clean, noise) of the last refreshes
 
@@ -130,7 +151,11 @@ class Run:
 
     def estimates(self, x: Tensor, step: int, known: Sequence[tuple[int, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """The clean estimate and the noise at a step, predicted from known ones."""
-        weights = polynomial_weights([self.at[one[0]] for one in known], self.at[step], self.scheme.bound)
+        bound, audible = self.bound, self.scheme.audible
+        if audible is not None and self.ahead and step > known[-1][0]:
+            bound = 1 + (bound - 1) * min(1.0, float(audible * self.a[step] / self.s[step]))
+        at = self.at[max(step, self.ahead)]
+        weights = polynomial_weights([self.at[one[0]] for one in known], at, bound)
         value = torch.zeros_like(x)
         for weight, (node, clean, noise) in zip(weights, known, strict=True):
             alpha, beta = self.parts(node)
@@ -165,10 +190,18 @@ class Run:
     @torch.inference_mode()
     def __call__(self, network: Network, computed: Sequence[int], x: Tensor) -> Tensor:
         a, s, after = self.a, self.s, x
+        if self.scheme.bound_if_few is not None and len(computed) < FEW:
+            self.bound = self.scheme.bound_if_few
+        if self.scheme.silent is not None and len(computed) < self.scheme.many:
+            self.ahead = asked_ahead([step in computed for step in range(self.grid.steps)], self.grid.log_snr.tolist())
+        before = computed[0]
         for number, step in enumerate(computed):
-            noise = network(x, float(self.grid.times[step]))
-            clean = (x - s[step] * noise) / a[step]
-            before = self.known[-1][0] if self.known else step
+            asked = step or self.ahead
+            sized = x if asked == step else x * float(s[asked] / s[step])
+            noise = network(sized, float(self.grid.times[asked]))
+            clean = (sized - s[asked] * noise) / a[asked]
+            if asked != step:
+                noise = (x - a[step] * clean) / s[step]
             kept = self.kept
             if self.scheme.kept == "adaptive" and self.known:
                 self.choose(x, step, clean)
@@ -179,7 +212,8 @@ class Run:
                 picture = a[step] * self.scheme.variance / (a[step] ** 2 * self.scheme.variance + s[step] ** 2)
                 x, clean = x + change, clean + picture * change
                 noise = noise + (1 - a[step] * picture) / s[step] * change
-            self.known = [*self.known, (step, clean, noise)][-self.scheme.points :]
+            self.known = [*self.known, (asked, clean, noise)][-self.scheme.points :]
+            before = step
             after = a[step + 1] * clean + s[step + 1] * noise
             until = computed[number + 1] if number + 1 < len(computed) else self.grid.steps
             x = self.stepped(after, step + 1, until, self.known)
@@ -216,6 +250,10 @@ def full(network: Network, grid: Grid, x: Tensor) -> Tensor:
     return Run(grid, Scheme(correction="none", points=1))(network, range(grid.steps), x)
 
 
+def _near(got: Tensor, goal: Tensor) -> float:
+    return round(float(psnr(got, goal).nan_to_num(0).mean()), 2)
+
+
 def drawn(rng: random.Random) -> Scheme:
     correction, limit = rng.choice(
         [
@@ -241,6 +279,22 @@ def drawn(rng: random.Random) -> Scheme:
 
 
 DEFAULT = Scheme()
+ONCE = Scheme(bound_if_few=2.0, before_end=0.5)  # the default until the first evaluation could ask ahead
+BEGINS = [
+    ONCE,
+    replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8),  # the default since
+]
+ABOUT_BEGINS = [
+    replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8, many=1000),
+    *(replace(ONCE, silent=silent, before_end=0.8) for silent in (None, -4.0, -3.5, -3.0)),
+    *(replace(ONCE, silent=-3.5, audible=audible, before_end=0.8) for audible in (2.0, 5.0)),
+    replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8, points=2),
+    replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8, variance=0.0),
+    replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8, damped=0.75),
+    replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8, kept="noise"),
+    replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8, correction="none"),
+    replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8, variable=0.5),
+]
 SHARES = ((0.25, 0.0), (0.5, 0.0), (0.3, 0.2), (0.2, 0.3), (0.1, 0.3), (0.0, 0.5), (0.5, 0.5), (0.25, 0.5))
 PLACEMENTS = [replace(DEFAULT, mixed=mixed, angle=angle) for mixed, angle in SHARES]
 SCHEMES = [
@@ -277,25 +331,46 @@ def main(
     samples: Annotated[int, typer.Option(min=1)] = 16,
     trials: Annotated[int, typer.Option(min=0, help="Random schemes besides those that are listed.")] = 300,
     placements: Annotated[bool, typer.Option("--placements", help="Try nothing but where to evaluate.")] = False,
+    begins: Annotated[bool, typer.Option("--begins", help="Try nothing but the default before and now.")] = False,
+    about: Annotated[bool, typer.Option("--about", help="With --begins: and what is near to it.")] = False,
+    thinned: Annotated[
+        int | None, typer.Option(help="Evaluate only so many steps of the converged run; long grids have no full run.")
+    ] = None,
     seconds: Annotated[float, typer.Option(help="Stop after so many.")] = 400,
     converging: Annotated[int, typer.Option(help="Plain steps of the converged run.")] = 1000,
     seed: Annotated[int, typer.Option()] = 0,
+    threads: Annotated[int | None, typer.Option(help="Of the CPU.")] = None,
     device: Annotated[str, typer.Option()] = "cuda" if torch.cuda.is_available() else "cpu",
 ) -> None:
     """Try listed and random schemes on one network, and write what each was worth."""
     began, rng = time.monotonic(), random.Random(seed)
-    model = tenuto.load(only, device=torch.device(device), dtype=torch.float32)
+    torch.set_num_threads(threads or torch.get_num_threads())
+    place = only if only in SHIPPED else str(ROOT / "weights" / only)
+    model = tenuto.load(place, device=torch.device(device), dtype=torch.float32)
     network, x = network_of(model, samples, guidance)
-    converged = full(network, grid_of(model, "ddim", converging), x)
+    vae = vae_of(model)
+
+    def shown(x: Tensor) -> Tensor:
+        return x if vae is None else decode(x, vae)
+
+    long = grid_of(model, "ddim", converging)
+    exact = replace(DEFAULT, points=4, bound=4.0)
+    converged = (
+        full(network, long, x) if thinned is None else Run(long, exact)(network, placed(long, exact, thinned), x)
+    )
+    converged = shown(converged)
     counts = [int(one) for one in evaluations.split(",")]
     cases: list[dict[str, Any]] = []
-    states: list[tuple[Grid, Tensor]] = []
+    states: list[tuple[Grid, Tensor | None]] = []
     for kind, steps in (one.split("-") for one in grids.split(",")):
         grid = grid_of(model, kind, int(steps))
-        states.append((grid, full(network, grid, x)))
-        near = float(psnr(states[-1][1], converged).mean())
+        whole = None if thinned is not None and grid.steps > thinned else shown(full(network, grid, x))
+        states.append((grid, whole))
+        near = None if whole is None else float(psnr(whole, converged).mean())
         cases.append({"network": only, "guidance": guidance, "grid": f"{kind}-{steps}", "whole": near, "rows": []})
     schemes = PLACEMENTS if placements else [*SCHEMES, *(drawn(rng) for _ in range(trials))]
+    if begins:
+        schemes = [*BEGINS, *(ABOUT_BEGINS if about else [])]
     record: dict[str, Any] = {"provenance": provenance(device, seed=seed), "samples": samples, "evaluations": counts}
     for number, scheme in enumerate(schemes):
         if time.monotonic() - began > seconds:
@@ -303,10 +378,11 @@ def main(
         for case, (grid, whole) in zip(cases, states, strict=True):
             row = []
             for count in counts:
-                got = Run(grid, scheme)(network, placed(grid, scheme, count), x)
-                row.append([round(float(psnr(got, one).nan_to_num(0).mean()), 2) for one in (whole, converged)])
+                got = shown(Run(grid, scheme)(network, placed(grid, scheme, count), x))
+                goals = (whole, converged)
+                row.append([None if one is None else _near(got, one) for one in goals])
             case["rows"].append(row)
-        if number % 20 == 19:
+        if begins or number % 20 == 19:
             write_json(out, {**record, "schemes": [asdict(one) for one in schemes[: number + 1]], "cases": cases})
     done = len(cases[0]["rows"])
     write_json(out, {**record, "schemes": [asdict(one) for one in schemes[:done]], "cases": cases})

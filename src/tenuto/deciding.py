@@ -38,7 +38,7 @@ class PolicyKind:
 
 
 POLICIES: Mapping[str, PolicyKind] = {
-    "refresh": PolicyKind("refresh", ("evaluations", "every", "predict", "keep", "correction", "log_snr")),
+    "refresh": PolicyKind("refresh", ("evaluations", "every", "predict", "keep", "correction", "log_snr", "ahead")),
     "rewrite": PolicyKind("rewrite", ("every", "blocks", "rows", "held")),
     "lifetimes": PolicyKind("lifetimes", ("tau", "min_lifetime", "predict", "keep", "granularity"), reads_scores=True),
 }
@@ -76,8 +76,8 @@ def schedule(
     policy   refresh: compute everything every few steps, and extrapolate in between; the default for pictures
              rewrite: the same for text, but compute held units at the positions that matter; the default for text
              lifetimes: the paper's policy; compute each unit until its lifetime ends, then hold it to the end
-    options  of the policy, instead of its own choices. refresh: evaluations, every, predict, keep, correction, log_snr;
-             rewrite: every, blocks, rows, held; lifetimes: tau, min_lifetime, predict, keep, granularity
+    options  of the policy, instead of its own choices. refresh: evaluations, every, predict, keep, correction, log_snr,
+             ahead; rewrite: every, blocks, rows, held; lifetimes: tau, min_lifetime, predict, keep, granularity
     """
     subject = subject_of(source)
     family = family_of(subject)
@@ -101,8 +101,9 @@ def schedule(
         budget = budget_for(speedup, 0.0 if free or family is None else family.held_time)
     if budget is not None:
         given["budget"] = budget
-    if policy == "refresh" and "every" not in given:
-        given.setdefault("log_snr", _log_snr(source, family, steps))
+    if policy == "refresh" and "every" not in given and "log_snr" not in options:
+        ours = isinstance(source, Subject | Model | Stored | str | Path)  # pipelines cannot ask ahead
+        given |= {"log_snr": _log_snr(source, family, steps), "ahead": ours, **given}
     if kind.reads_scores and isinstance(subject, Unscored):
         subject = offered("score")(source)
     return kind.make(subject, steps, **given)

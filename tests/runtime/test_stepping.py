@@ -75,6 +75,7 @@ class Run:
     computed: Sequence[bool] | None = None
     corrected: bool = True
     order: int = 2
+    ahead: int = 0
     nature: Nature | None = None
     between: Callable[[int, Tensor], Tensor] = lambda step, sample: sample  # what the loop does after each step
     scheduler: Any = None
@@ -86,7 +87,7 @@ class Run:
         self.scheduler = made(self.solver)
         nature = self.nature or nature_of(self.scheduler)
         self.computed = self.computed or alternating(len(self.scheduler.timesteps))
-        self.stepping = Stepping(self.scheduler, nature, self.computed, self.order, self.corrected)
+        self.stepping = Stepping(self.scheduler, nature, self.computed, self.order, self.corrected, ahead=self.ahead)
 
     def start(self) -> Tensor:
         return noise() * float(getattr(self.scheduler, "init_noise_sigma", 1.0))
@@ -105,7 +106,8 @@ class Run:
 
             if self.computed[step]:
                 self.evaluated.append(step)
-                result = self.stepping.refresh(step, take, network(step, sample), sample)
+                output = network(step or self.ahead, self.stepping.asked_with(step, sample))
+                result = self.stepping.refresh(step, take, output, sample)
             else:
                 result = self.stepping.hold(step, take, sample)
             sample = self.between(step, result[0])
@@ -233,6 +235,37 @@ def test_a_scheduler_whose_levels_are_unknown_is_served() -> None:
             else stepping.hold(step, take, sample)[0]
         )
     assert sample.isfinite().all() and "IPNDMScheduler" in stepping.uncorrected_because
+
+
+# -------------------------------------------------------------------------------------------------- asking ahead
+
+BEGIN_IN_NOISE = ["DDIM", "DDIM, velocity", "Euler", "flow", "DPM-Solver++", "UniPC", "DEIS"]
+
+
+@pytest.mark.parametrize("solver", BEGIN_IN_NOISE)
+def test_who_is_sure_of_the_picture_may_be_asked_ahead(solver: str) -> None:
+    """The answer about a later level becomes the output of the first step."""
+    levels = levels_for(solver)
+    network = sure(levels, noise(seed=3) * 0.4)
+    computed = [step % 6 == 0 for step in range(len(levels))]
+    near = Run(solver, computed, ahead=3)(network)
+    assert off(near, full(solver, network)) < 5e-3
+
+
+def test_what_is_asked_ahead_is_asked_with_a_sample_of_that_size() -> None:
+    run = Run("Euler", ahead=4)
+    (_, most), (_, less) = (levels_for("Euler").mixed[step] for step in (0, 4))
+    sample = run.start()
+    torch.testing.assert_close(run.stepping.asked_with(0, sample), sample * less / most)
+    assert run.stepping.asked_with(5, sample) is sample
+    assert Run("Euler").stepping.asked_with(0, sample) is sample
+
+
+def test_a_run_that_begins_in_noise_alone_hardly_extrapolates_until_there_is_signal() -> None:
+    run, plain = Run("DDIM", ahead=3), Run("DDIM")
+    bounds = [run.stepping._steady_at(step) for step in range(STEPS)]
+    assert bounds == sorted(bounds) and bounds[4] < 1.2
+    assert bounds[-1] == plain.stepping._steady_at(4) == plain.stepping._steady_at(STEPS - 1)
 
 
 # ---------------------------------------------------------------------------------------------------------- correction

@@ -105,6 +105,34 @@ def test_who_watches_sees_predicted_and_exact_outputs_and_changes_nothing(model,
         assert predicted.shape == exact.shape == expected.shape and not torch.equal(predicted, exact)
 
 
+@pytest.mark.parametrize("solver", ["ddim", "dpm++"])
+def test_the_first_evaluation_asks_about_a_level_with_a_trace_of_signal(model, solver):
+    """As many evaluations as asked; the first of them is told a later timestep, and at every step its own otherwise."""
+    seen = []
+    model.network.register_forward_pre_hook(lambda module, args: seen.append(float(args[1][0])))
+    schedule = tenuto.schedule(model, steps=50, evaluations=8)
+    tenuto.generate(model, [0], schedule=schedule, solver=solver, mode="skip")
+    times = [float(t) for t in make_solver(model.noise, Sampling(steps=50, solver=solver)).timesteps]
+    places = [times.index(t) for t in seen]
+    computed = torch.tensor(schedule.full_steps).nonzero().flatten().tolist()
+    assert places[1:] == computed[1:] and computed[0] == 0 < places[0] < computed[1]
+    plain = tenuto.schedule(model, steps=50, evaluations=8, ahead=False)
+    seen.clear()
+    tenuto.generate(model, [0], schedule=plain, solver=solver, mode="skip")
+    assert seen[0] == times[0] and len(seen) == 8
+
+
+def test_asking_ahead_brings_few_evaluations_nearer_to_the_full_run():
+    model = tenuto.load("tiny-dit")
+    options = {"guidance": 5.0, "steps": 40}
+    full = tenuto.generate(model, [3, 7], **options)
+    near, far = (
+        float(tenuto.psnr(tenuto.generate(model, [3, 7], schedule=schedule, **options), full).mean())
+        for schedule in (tenuto.schedule(model, 40, evaluations=8, ahead=ahead) for ahead in (True, False))
+    )
+    assert near > far + 2, (near, far)
+
+
 def test_both_solvers_evaluate_once_a_step(model):
     for solver in ("ddim", "dpm++"):
         for steps in (1, 7, 50):

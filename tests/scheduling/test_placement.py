@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenuto.scheduling.placement import FEW, placed
+from tenuto.scheduling.placement import FEW, SILENT, asked_ahead, placed
 
 LEVELS = st.lists(st.one_of(st.floats(-20, 20), st.floats(-0.1, 0.1)), min_size=1, max_size=40).flatmap(
     lambda levels: st.sampled_from([levels, sorted(levels), sorted(levels, reverse=True)])
 )
 
 
-@given(st.data(), LEVELS, st.booleans())
-def test_exactly_as_many_steps_as_asked_are_computed(data, levels, known):
+@given(st.data(), LEVELS, st.booleans(), st.booleans())
+def test_exactly_as_many_steps_as_asked_are_computed(data, levels, known, ahead):
     """The first among them, and mostly the last, whatever the levels are, even if they repeat or fall."""
     steps = len(levels)
     evaluations = data.draw(st.integers(1, steps + 3))
-    computed = placed(steps, evaluations, levels if known else None)
+    computed = placed(steps, evaluations, levels if known else None, ahead)
     assert computed.shape == (steps,) and computed.dtype == bool
     assert computed.sum() == min(steps, evaluations)
     assert computed[0]
@@ -94,3 +94,33 @@ def test_a_single_evaluation_is_the_first():
     assert np.flatnonzero(placed(9, 1)).tolist() == [0]
     assert np.flatnonzero(placed(7, 2)).tolist() == [0, 6]
     assert placed(1, 1).tolist() == [True]
+
+
+# -------------------------------------------------------------------------------------------------- asking ahead
+
+
+def test_a_run_that_begins_in_noise_alone_asks_ahead():
+    """About a level that is still noise alone, and before the next evaluation. The others come later for it."""
+    levels = np.linspace(-6, 5, 50).tolist()
+    for evaluations in (6, 8, 12, 16):
+        computed = placed(50, evaluations, levels, ahead=True)
+        asked, following = asked_ahead(computed.tolist(), levels), np.flatnonzero(computed)[1]
+        assert 0 < asked < following and levels[asked] <= SILENT
+        assert following > np.flatnonzero(placed(50, evaluations, levels))[1]
+
+
+@given(st.integers(2, 60), st.data())
+def test_a_run_that_begins_with_signal_asks_about_its_own_levels(steps, data):
+    levels = np.linspace(data.draw(st.floats(SILENT + 0.01, 0)), 5, steps).tolist()
+    evaluations = data.draw(st.integers(1, steps))
+    computed = placed(steps, evaluations, levels, ahead=True)
+    assert computed.tolist() == placed(steps, evaluations, levels).tolist()
+    assert asked_ahead(computed.tolist(), levels) == 0
+
+
+@given(st.data(), LEVELS)
+def test_nobody_asks_beyond_the_next_evaluation(data, levels):
+    computed = placed(len(levels), data.draw(st.integers(1, len(levels))), levels, ahead=True).tolist()
+    asked = asked_ahead(computed, levels)
+    assert asked == 0 or not any(computed[1 : asked + 1])
+    assert asked_ahead([True] * len(levels), levels) == 0

@@ -13,6 +13,7 @@ from tenuto.deciding import advice
 from tenuto.errors import UsageError
 from tenuto.scheduling.refresh import LEAST, evaluations_for, refresh
 from tenuto.scheduling.rewrite import rewrite
+from tenuto.scheduling.schedule import from_json, to_json
 from tenuto_lab.candidates.allocation import allocated, anchors, ranked
 from tenuto_lab.checking import like
 from tenuto_lab.scoring.scores import Scores, UnitScore
@@ -301,3 +302,17 @@ def test_what_is_fewer_steps_by_another_name_is_called_so():
 def test_few_steps_are_told_at_once_what_they_gain(steps, asked, said):
     found = advice(refresh(scored(0.5), steps, **asked), text=False)
     assert found is None if said is None else re.match(said, found)
+
+
+def test_only_the_first_of_few_evaluations_asks_ahead_and_only_if_there_is_no_signal_yet():
+    noise_first, signal_first = (np.linspace(start, 5, 50).tolist() for start in (-6, -2))
+    for evaluations, levels, asks in ((8, noise_first, True), (12, noise_first, False), (8, signal_first, False)):
+        ahead, at_once = (
+            refresh(scored(1.0), 50, evaluations=evaluations, log_snr=levels, ahead=ahead) for ahead in (True, False)
+        )
+        assert (ahead.full_steps != at_once.full_steps).any() == asks
+        assert ahead.full_steps.sum() == at_once.full_steps.sum() == evaluations
+        assert ahead.ahead == asks and not at_once.ahead
+        assert from_json(to_json(ahead), "here") == ahead and ("ahead" in to_json(ahead)) == asks
+    assert not refresh(scored(1.0), 50, every=8, log_snr=noise_first, ahead=True).ahead
+    assert not refresh(scored(1.0), 50, evaluations=8, ahead=True).ahead

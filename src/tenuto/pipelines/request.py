@@ -46,6 +46,10 @@ class Request:
         if self.evaluations is not None:
             check_evaluations(self.evaluations)
         for name, _ in self.options:
+            if name == "ahead":
+                raise UsageError(
+                    "A pipeline asks its network about its own noise level at every step: leave out ahead."
+                )
             if not any(name in kind.options for kind in deciding.POLICIES.values()):
                 raise UsageError(f"There is no option {name!r}.{_remedy(name)}")
 
@@ -130,7 +134,8 @@ def _remedy(name: str) -> str:
     if name in ("steps", "num_inference_steps"):
         return " The number of steps is given where you generate: pipe(…, num_inference_steps=50)."
     own = [one for one in Request.__dataclass_fields__ if one not in ("given", "options")]
-    known = sorted({"schedule", *own, *(one for kind in deciding.POLICIES.values() for one in kind.options)})
+    of_policies = {one for kind in deciding.POLICIES.values() for one in kind.options} - {"ahead"}
+    known = sorted({"schedule", *own, *of_policies})
     if near := get_close_matches(name, known, 1):
         return f" Did you mean {near[0]}?"
     return f" The options are {', '.join(known)}."

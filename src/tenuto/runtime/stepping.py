@@ -11,6 +11,10 @@ the scheduler takes the steps since the last refresh once more, from the state a
 from the corrected sample: a predictor-corrector method that costs no evaluation. The refreshed value was computed from
 a sample that was slightly wrong. From the right sample, the network would have taken a part of the difference for
 noise, and the rest for a change of the picture: at high noise almost all for noise, at low noise more for picture.
+
+Begin. If the first samples are all noise, the first evaluation may ask about the noise level of a later step (`ahead`):
+up to there the sample changes in size only. Its value then belongs to that step. While there is little signal, values
+are hardly extrapolated: under strong guidance the estimate swings there, and what is extrapolated adds to the swing.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,6 +29,7 @@ from tenuto.runtime.pacing import Account, Pace
 from tenuto.runtime.prediction import polynomial_weights, steady_for, weighted
 
 VARIANCE = 0.25  # of pictures, as EDM (Karras et al. 2022) takes it
+AUDIBLE = 3.0  # if the signal is a third of the noise or more, predictions may have their full degree
 Step = Callable[[Tensor, Tensor], Any]  # (output, sample) -> what the scheduler's step returns
 
 
@@ -40,12 +45,14 @@ class Stepping:
         corrected: bool,
         pace: Pace | None = None,
         private: bool = False,
+        ahead: int = 0,
     ) -> None:
         """computed   [step]: whether the step evaluates the network
         order      the degree of the polynomials
         corrected  whether refreshes correct the steps before them
         pace       decides at each refresh which step of `computed` is the next
         private    whether nobody but the loop has the samples, so that nobody else can write to them
+        ahead      the step about whose noise level the first evaluation asks; its sample is `asked_with`
         """
         self._scheduler = scheduler
         self._computed = computed
@@ -55,6 +62,8 @@ class Stepping:
         self._order = order
         self._levels = nature.levels
         self._places = places_of(nature.levels, len(self._computed))
+        self._ahead = ahead if nature.levels is not None else 0
+        self._places[: self._ahead] = [self._places[self._ahead]] * self._ahead  # they share the place of its value
         self._steady = steady_for(sum(self._computed))
         self._keeps_noise = self._places[-1] < 0.75 * (len(self._computed) - 1)  # evaluated twice at many noise levels
         self._asked_to_correct = corrected
@@ -100,7 +109,10 @@ class Stepping:
             self._levels = None
             self.uncorrected_because = f"the output is {list(output.shape)} and the sample {list(sample.shape)}"
         self._dtype = output.dtype
-        value, difference = self._value(step, output, sample), None
+        asked = step or self._ahead
+        value, difference = self._value(asked, output, self.asked_with(step, sample)), None
+        if asked != step:
+            output = self._output(step, value, sample)
         if self._since and self.corrects and self._levels is not None:
             self._touched |= not self._came_back(sample)
             before, sample = sample, self._corrected(step, value, sample)
@@ -111,7 +123,7 @@ class Stepping:
             self._account.note(step, self._levels.mixed[step], self._computed, value, difference)
         self._since, self._touched = [], False
         others = [one for one in self._kept if self._places[one[0]] != self._places[step]]
-        self._kept = [*others, (step, value)][-(self._order + 1) :]
+        self._kept = [*others, (asked, value)][-(self._order + 1) :]
         result = take(output, sample)
         if self.corrects and self._computed[step + 1 : step + 2] == [False]:
             self._state, self._after = snapshot(self._scheduler), sample_in(result).clone()
@@ -130,7 +142,20 @@ class Stepping:
 
     def predicted(self, step: int, sample: Tensor) -> Tensor:
         """The predicted output of a step."""
-        return self._output(step, self._polynomial(self._kept, step), sample)
+        return self._output(step, self._polynomial(self._kept, step, self._steady_at(step)), sample)
+
+    def asked_with(self, step: int, sample: Tensor) -> Tensor:
+        """The sample with which the network is asked at a step: at the first, as large as at the level asked about."""
+        if step or not self._ahead or self._levels is None:
+            return sample
+        return sample * (self._levels.mixed[self._ahead][1] / self._levels.mixed[0][1])
+
+    def _steady_at(self, step: int) -> float:
+        """The largest Σ|w| of a prediction: if the run begins in noise alone, it grows with the signal."""
+        if not self._ahead or self._levels is None:
+            return self._steady
+        signal, noise = self._levels.mixed[step]
+        return 1 + (self._steady - 1) * min(1.0, AUDIBLE * signal / noise)
 
     def _corrected(self, step: int, value: Tensor, sample: Tensor) -> Tensor:
         """The sample as it would be if the steps since the last refresh had known the value of this one.
@@ -148,13 +173,13 @@ class Stepping:
         assert self._after is not None
         sample = self._after
         for step, take in self._since:
-            sample = sample_in(take(self._output(step, self._polynomial(known, step), sample), sample))
+            sample = sample_in(take(self._output(step, self._polynomial(known, step, self._steady), sample), sample))
         return sample
 
-    def _polynomial(self, known: Sequence[tuple[int, Tensor]], step: int) -> Tensor:
+    def _polynomial(self, known: Sequence[tuple[int, Tensor]], step: int, steady: float) -> Tensor:
         """The value at a step, of the polynomial through known ones. Of two at one place, the later counts."""
         at = {self._places[node]: value for node, value in known}
-        return weighted(list(at.values()), polynomial_weights(list(at), self._places[step], self._steady))
+        return weighted(list(at.values()), polynomial_weights(list(at), self._places[step], steady))
 
     def _value(self, step: int, output: Tensor, sample: Tensor) -> Tensor:
         """What is kept of an output: the clean estimate or the noise, in float32 at least."""

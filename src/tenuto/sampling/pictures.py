@@ -18,6 +18,7 @@ from tenuto.runtime.executor import Executor, Mode, executor_for
 from tenuto.runtime.pacing import Pace, check_quality
 from tenuto.runtime.residual import plain
 from tenuto.runtime.stepping import Stepping
+from tenuto.scheduling.placement import asked_ahead
 from tenuto.scheduling.refresh import refresh
 from tenuto.scheduling.schedule import Schedule
 from tenuto.scheduling.units import Unscored
@@ -160,36 +161,37 @@ def denoised(
     guided = guidance != 1
     first = getattr(model.config, "first_timestep", 0)
     times = (solver.timesteps + first).to(model.device)  # all at once: nothing in the loop waits for a copy
-    needed = [watch is not None or executor.evaluates(step) for step in range(len(times))]
-    ahead = prepared(model.network, times, conditions, needed)
     evaluate, schedule = executor.start(), executor.schedule
     stepping, computed = None, list(executor.full_steps)
     if schedule is not None and executor.keep == "output":
         nature = nature_for(model.noise, sampling.steps, sampling.solver)
-        pace = None
-        if sampling.quality is not None:
-            assert nature.levels is not None, "our own solvers' levels are known"
-            pace = Pace(sampling.quality, nature.levels)
-        stepping = Stepping(solver, nature, computed, schedule.order, schedule.corrected, pace, private=True)
+        assert nature.levels is not None, "our own solvers' levels are known"
+        pace = None if sampling.quality is None else Pace(sampling.quality, nature.levels)
+        ahead = asked_ahead(computed, nature.levels.log_snr) if schedule.ahead else 0
+        stepping = Stepping(solver, nature, computed, schedule.order, schedule.corrected, pace, True, ahead)
+        times[0] = times[ahead]
+    needed = [watch is not None or executor.evaluates(step) for step in range(len(times))]
+    ready = prepared(model.network, times, conditions, needed)
 
-    def noise(run: Callable[..., Any], time: Tensor, named: dict[str, Any]) -> Tensor:
+    def noise(run: Callable[..., Any], time: Tensor, named: dict[str, Any], x: Tensor) -> Tensor:
         inputs = torch.cat([x, x]) if guided else x
         output = run(inputs.to(model.dtype), time.expand(len(inputs)), *conditions, **named)
         found = output[:, : x.shape[1]].float()  # without a learned variance, which these solvers do not use
         return guide(found, guidance, sampling.guided_channels) if guided else found
 
-    for step, (t, time, named) in enumerate(zip(solver.timesteps, times, ahead, strict=True)):
+    for step, (t, time, named) in enumerate(zip(solver.timesteps, times, ready, strict=True)):
 
         def take(output: Tensor, sample: Tensor, t: Any = t) -> Any:
             return solver.step(output, t, sample, return_dict=False)
 
         if stepping is None:
-            x = take(noise(evaluate, time, named), x)[0]
+            x = take(noise(evaluate, time, named, x), x)[0]
         elif computed[step]:
-            x = stepping.refresh(step, take, noise(partial(evaluate.evaluate_at, step), time, named), x)[0]
+            asked = stepping.asked_with(step, x)
+            x = stepping.refresh(step, take, noise(partial(evaluate.evaluate_at, step), time, named, asked), x)[0]
         else:
             if watch is not None:
-                exact = noise(partial(executor.network, residual=plain), time, named)
+                exact = noise(partial(executor.network, residual=plain), time, named, x)
                 watch(step, stepping.predicted(step, x), exact)
             x = stepping.hold(step, take, x)[0]
         progress(len(x))

@@ -31,6 +31,7 @@ def make(
     rows: Rows = "none",
     blocks: int = 1,
     corrected: bool = False,
+    ahead: bool = False,
     fingerprint: str | None = None,
 ) -> Schedule:
     """fingerprint: of the weights whose scores decided; None if no score was read, so that any weights fit."""
@@ -46,4 +47,5 @@ def make(
         rows=rows,
         blocks=blocks,
         corrected=corrected,
+        ahead=ahead,
     )

@@ -48,6 +48,7 @@ class Schedule:
     policy: dict[str, Any] = field(default_factory=dict)  # the policy's name and the parameters that made this schedule
     rows: Rows = "none"
     corrected: bool = False  # whether a computed output corrects those extrapolated since the last one
+    ahead: bool = False  # whether the first evaluation asks about a later noise level (tenuto.scheduling.placement)
     blocks: int = 1  # for text: how many blocks it is written in; each begins with a full step
     version: str = __version__
 
@@ -76,6 +77,8 @@ class Schedule:
             raise ScheduleError(f"Where the {self.keep} is kept, every step computes all units or none.")
         if self.corrected and self.keep != "output":
             raise ScheduleError(f"Only outputs are corrected, and this schedule keeps {self.keep!r}.")
+        if self.ahead and not self.corrected:
+            raise ScheduleError("The first evaluation asks ahead only where outputs are corrected.")
         if self.keep == "output" and self.rows != "none":
             raise ScheduleError("Where the output is held, there are no rows of held units to compute.")
         if self.keep == "keys" and self.rows not in ("block", "generated"):
@@ -169,7 +172,7 @@ class Schedule:
         """A schedule of some steps, for a loop that leaves out the others. Its first step computes everything."""
         active = self.active[:, first : first + steps].copy()
         active[:, 0] = True
-        return replace(self, active=active, blocks=1)
+        return replace(self, active=active, blocks=1, ahead=self.ahead and first == 0)
 
     def save(self, path: str | Path) -> None:
         write_json(Path(path), to_json(self))
@@ -189,6 +192,7 @@ def to_json(schedule: Schedule) -> dict[str, Any]:
         "rows": schedule.rows,
         "blocks": schedule.blocks,
         "corrected": schedule.corrected,
+        **({"ahead": True} if schedule.ahead else {}),
         "flops": dict(zip(schedule.units, schedule.flops, strict=True)),
         "active": {
             unit: "".join(COMPUTED if on else HELD for on in row)
@@ -239,10 +243,12 @@ def _from_json(record: dict[str, Any], where: str) -> Schedule:
         raise ScheduleError(
             f"this is no schedule of the format {FORMAT!r} but {record.get('format')!r}; make one with: tenuto schedule"
         )
+    record = {"ahead": False, **record}
     kinds: dict[str, type | tuple[type, ...]] = dict.fromkeys(
         ("format", "tenuto_version", "model", "predict", "keep", "rows"), str
     )
     kinds |= {"fingerprint": (str, type(None)), "blocks": int, "corrected": bool, "policy": dict, "steps": int}
+    kinds |= {"ahead": bool}
     kinds |= {"flops": dict, "active": dict}
     check_fields(record, where, kinds)
     rows, flops, steps = record["active"], record["flops"], record["steps"]
@@ -270,5 +276,6 @@ def _from_json(record: dict[str, Any], where: str) -> Schedule:
         rows=record["rows"],
         blocks=record["blocks"],
         corrected=record["corrected"],
+        ahead=record["ahead"],
         version=record["tenuto_version"],
     )
