@@ -2,8 +2,10 @@
 
     python -m benchmarks.transfer --only "electric load"        # half a minute on a CPU
     python -m benchmarks.transfer --device cuda                 # every network found
+    python -m benchmarks.transfer --ours-only --only faces --samples 3 --seeds 2  # the rivals' rows stay
 
 The results of each network are added to the file as soon as they are known, and replace older ones of the same network.
+The samples of full runs and of rivals are kept in a folder, so a run that was stopped goes on where it was.
 """
 
 from pathlib import Path
@@ -13,7 +15,8 @@ import typer
 
 from benchmarks.places import ROOT, results_of
 from benchmarks.transfer import writing
-from benchmarks.transfer.measuring import BUDGETS, measure
+from benchmarks.transfer.kept import Kept
+from benchmarks.transfer.measuring import EVALUATIONS, measure
 from benchmarks.transfer.networks import NETWORKS, WRITERS
 from benchmarks.transfer.report import tables
 from tenuto.errors import UsageError
@@ -21,6 +24,7 @@ from tenuto.files import read_json, write_json, write_text
 from tenuto.provenance import provenance
 
 RESULTS, PACKAGES, FACES = results_of("transfer"), ROOT / "data" / "third-party", ROOT / "data" / "64x64_cosin_300"
+KEPT = ROOT / "data" / "transfer"
 
 
 def main(
@@ -33,7 +37,19 @@ def main(
     samples: Annotated[int, typer.Option(min=1, help="Of each seed.")] = 8,
     seeds: Annotated[int, typer.Option(min=1, help="Rounds, each from other noise.")] = 3,
     steps: Annotated[list[int] | None, typer.Option(min=2, help="Of full runs, instead of each network's own.")] = None,
+    evaluations: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=2,
+            help=f"Of the network; by default {', '.join(map(str, EVALUATIONS))}. Those of at most half "
+            "of the steps are measured.",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    kept: Annotated[Path, typer.Option(help="Folder that keeps the samples of full runs and rivals.")] = KEPT,
+    ours_only: Annotated[
+        bool, typer.Option("--ours-only", help="Measure Tenuto alone; the rivals' rows that the file holds stay.")
+    ] = False,
     draw_only: Annotated[bool, typer.Option("--draw-only", help="Measure nothing; draw what the file holds.")] = False,
 ) -> None:
     """Measure the default schedule and the strong solvers on published networks."""
@@ -43,13 +59,19 @@ def main(
     for name, entry in () if draw_only else NETWORKS.items():
         if only and name not in only:
             continue
+        before = record["networks"].get(name) if ours_only else None
+        if ours_only and before is None:
+            raise UsageError(f"{out} holds no rivals' rows of {name}; leave out --ours-only.")
         case = entry.load(faces if name == "faces" else packages)
         case.network.to(device)
         made = {"provenance": provenance(device, seed=0), "samples": samples, "seeds": seeds}
-        found = measure(case, steps or entry.steps, BUDGETS, samples, seeds, say)
+        if before is not None:
+            made = {**made, "provenance": before["provenance"], "provenance_of_tenuto": made["provenance"]}
+        counts = sorted(evaluations or EVALUATIONS, reverse=True)
+        found = measure(case, steps or entry.steps, counts, samples, seeds, say, kept=Kept(kept), before=before)
         record["networks"][name] = {**made, "chosen_by": entry.chosen_by, **found}
         write_json(out, record)
-    for name, load in () if draw_only else WRITERS.items():
+    for name, load in () if draw_only or ours_only else WRITERS.items():
         if only and name not in only:
             continue
         writer = load(packages)
