@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.networks_of_others.solvers import SOLVERS, UNCLIPPED
 from benchmarks.places import ROOT, results_of
 from benchmarks.transfer import writing
 from benchmarks.transfer.kept import Kept
@@ -45,6 +46,10 @@ def main(
             "of the steps are measured.",
         ),
     ] = None,
+    solvers: Annotated[
+        list[str] | None,
+        typer.Option("--solver", help=f"Rivals beside DDIM; by default all: {'; '.join([*SOLVERS, *UNCLIPPED])}."),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     kept: Annotated[Path, typer.Option(help="Folder that keeps the samples of full runs and rivals.")] = KEPT,
     ours_only: Annotated[
@@ -55,6 +60,8 @@ def main(
     """Measure the default schedule and the strong solvers on published networks."""
     if unknown := [name for name in only or () if name not in {*NETWORKS, *WRITERS}]:
         raise UsageError(f"There is no network {unknown[0]!r}; there are {'; '.join([*NETWORKS, *WRITERS])}.")
+    if unknown := [name for name in solvers or () if name not in {*SOLVERS, *UNCLIPPED}]:
+        raise UsageError(f"There is no solver {unknown[0]!r}; there are {'; '.join([*SOLVERS, *UNCLIPPED])}.")
     record: dict[str, Any] = {"networks": {}, "writers": {}, **(read_json(out, "transfer") if out.is_file() else {})}
     for name, entry in () if draw_only else NETWORKS.items():
         if only and name not in only:
@@ -68,7 +75,9 @@ def main(
         if before is not None:
             made = {**made, "provenance": before["provenance"], "provenance_of_tenuto": made["provenance"]}
         counts = sorted(evaluations or EVALUATIONS, reverse=True)
-        found = measure(case, steps or entry.steps, counts, samples, seeds, say, kept=Kept(kept), before=before)
+        store = Kept(kept)
+        asked = (case, steps or entry.steps, counts, samples, seeds, say)
+        found = measure(*asked, kept=store, before=before, solvers=solvers)
         record["networks"][name] = {**made, "chosen_by": entry.chosen_by, **found}
         write_json(out, record)
     for name, load in () if draw_only or ours_only else WRITERS.items():

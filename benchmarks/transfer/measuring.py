@@ -113,11 +113,13 @@ def measure(
     *,
     kept: Kept | None = None,
     before: Mapping[str, Any] | None = None,
+    solvers: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """What is known of the network, a row for each way, and comparisons of ours with its rivals.
 
     kept    where full runs and rivals' samples are kept
     before  what an earlier run found. If it is given, ours alone is measured, and the rivals' rows are taken from it
+    solvers the rivals; by default every one that suits the network. DDIM is always one of them
     """
     drawn = Drawn(case, samples, seeds, kept, say)
     most = min(MOST, len(case.betas))
@@ -148,7 +150,7 @@ def measure(
             at = {"steps": count, "of_ours": wanted}
             found = ours(drawn, count, wanted)
             if before is None:
-                found |= solved(drawn, wanted)
+                found |= solved(drawn, wanted, solvers)
             each = {
                 way: ({"full": decibels(made, full, peak), "converged": decibels(made, converged, peak)}, number)
                 for way, (made, number) in found.items()
@@ -174,9 +176,10 @@ def ours(drawn: Drawn, steps: int, evaluations: int) -> dict[str, tuple[Tensor, 
     return {OURS: drawn.ours(steps, evaluations), LONG: drawn.ours(many, evaluations)}
 
 
-def solved(drawn: Drawn, evaluations: int) -> dict[str, tuple[Tensor, int]]:
+def solved(drawn: Drawn, evaluations: int, among: Sequence[str] | None = None) -> dict[str, tuple[Tensor, int]]:
     """The samples by each solver in as many steps."""
-    return {solver: drawn.solved(solver, evaluations) for solver in solvers_for(drawn.case)}
+    chosen = [one for one in solvers_for(drawn.case) if among is None or one in (FEWER, *among)]
+    return {solver: drawn.solved(solver, evaluations) for solver in chosen}
 
 
 def compare(name: str, steps: int, near: Mapping[str, Near]) -> list[dict[str, Any]]:

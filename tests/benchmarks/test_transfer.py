@@ -55,6 +55,7 @@ def test_every_way_evaluates_as_often_and_none_is_drawn_twice(case: Case) -> Non
     found = ours(drawn, 40, 10) | solved(drawn, 10)
     assert {OURS, LONG, *SOLVERS} == found.keys()
     assert {count for _, count in found.values()} == {10}
+    assert solved(drawn, 10, ["UniPC 2"]).keys() == {"DDIM", "UniPC 2"}
     drawn.evaluated = 0
     again = ours(drawn, 40, 10) | solved(drawn, 10)
     assert all(torch.equal(again[way][0], made) for way, (made, _) in found.items()) and drawn.evaluated == 0
