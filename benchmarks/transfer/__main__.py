@@ -13,10 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.kept import Kept
 from benchmarks.networks_of_others.solvers import SOLVERS, UNCLIPPED
 from benchmarks.places import ROOT, results_of
 from benchmarks.transfer import writing
-from benchmarks.transfer.kept import Kept
 from benchmarks.transfer.measuring import EVALUATIONS, measure
 from benchmarks.transfer.networks import NETWORKS, WRITERS
 from benchmarks.transfer.report import tables

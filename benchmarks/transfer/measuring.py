@@ -11,11 +11,11 @@ from torch import Tensor
 
 import tenuto
 from benchmarks.fingerprints import digest, digest_of_code, fingerprint, same
+from benchmarks.kept import Kept
 from benchmarks.networks_of_others import case as case_code
 from benchmarks.networks_of_others import solvers as solver_code
 from benchmarks.networks_of_others.case import Case
 from benchmarks.networks_of_others.solvers import FEWER, solvers_for
-from benchmarks.transfer.kept import Kept
 from tenuto.errors import UsageError
 from tenuto_lab.frontier.measurements import HIGHEST, compared
 from tenuto_lab.judging.statistics import mean_interval

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.kept import Kept
 from benchmarks.networks_of_others.case import Case
 from benchmarks.networks_of_others.levels import cosine_betas
 from benchmarks.networks_of_others.solvers import SOLVERS
-from benchmarks.transfer.kept import Kept
 from benchmarks.transfer.measuring import FULL, LONG, OURS, Drawn, decibels, measure, ours, solved
 from benchmarks.transfer.report import tables
 from tenuto.errors import UsageError
