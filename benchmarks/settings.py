@@ -3,7 +3,7 @@
     python -m benchmarks.settings --device cuda                                     # all
     python -m benchmarks.settings --only tiny-dit --steps 20 --guidance 3 --samples 2   # a try on the CPU
     python -m benchmarks.settings --scheduler "flow matching" --only tiny-dit --only tiny-sdxl --guidance 3 \
-        --guidance 5 --not-rescaled --steps 20 --steps 28 --steps 50 --samples 4        # ten minutes on one core
+        --guidance 5 --not-rescaled --steps 20 --steps 28 --steps 50 --samples 3        # ten minutes on one core
 
 For each setting: the run that evaluates every step, a share of its evaluations by Tenuto, and as many plain steps of
 the same scheduler, from the same noise. Distances are in dB to the full run, and to the converged run (DDIM in 500
