@@ -34,5 +34,5 @@ class Kept:
             torch.save({"samples": samples, "evaluations": evaluations}, path)
 
     def _path(self, key: Key) -> Path:
-        name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:24]
+        name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
         return self.folder / f"{name}.pt"

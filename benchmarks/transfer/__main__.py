@@ -55,6 +55,9 @@ def main(
     ours_only: Annotated[
         bool, typer.Option("--ours-only", help="Measure Tenuto alone; the rivals' rows that the file holds stay.")
     ] = False,
+    agreement: Annotated[
+        bool, typer.Option(help="Draw a run of half the steps, too, to see whether the longest run has converged.")
+    ] = True,
     draw_only: Annotated[bool, typer.Option("--draw-only", help="Measure nothing; draw what the file holds.")] = False,
 ) -> None:
     """Measure the default schedule and the strong solvers on published networks."""
@@ -77,7 +80,7 @@ def main(
         counts = sorted(evaluations or EVALUATIONS, reverse=True)
         store = Kept(kept)
         asked = (case, steps or entry.steps, counts, samples, seeds, say)
-        found = measure(*asked, kept=store, before=before, solvers=solvers)
+        found = measure(*asked, kept=store, before=before, solvers=solvers, agreement=agreement)
         record["networks"][name] = {**made, "chosen_by": entry.chosen_by, **found}
         write_json(out, record)
     for name, load in () if draw_only or ours_only else WRITERS.items():

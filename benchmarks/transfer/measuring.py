@@ -73,7 +73,8 @@ class Drawn:
         if key in self._known:
             return self._known[key]
         scheduler = pipeline.scheduler
-        name = [type(scheduler).__name__, key[0], dict(scheduler.config)]
+        config = {name: value for name, value in scheduler.config.items() if not name.startswith("_")}  # those vary
+        name = [type(scheduler).__name__, key[0], config]
         depends = {**self._beginning, "scheduler": name, "steps": steps} if self.kept else {}
         found = self.kept.find(depends) if self.kept else None
         if found is None:
@@ -114,19 +115,20 @@ def measure(
     kept: Kept | None = None,
     before: Mapping[str, Any] | None = None,
     solvers: Sequence[str] | None = None,
+    agreement: bool = True,
 ) -> dict[str, Any]:
     """What is known of the network, a row for each way, and comparisons of ours with its rivals.
 
-    kept    where full runs and rivals' samples are kept
-    before  what an earlier run found. If it is given, ours alone is measured, and the rivals' rows are taken from it
-    solvers the rivals; by default every one that suits the network. DDIM is always one of them
+    kept       where full runs and rivals' samples are kept
+    before     what an earlier run found. If it is given, ours alone is measured, and all else is taken from it
+    solvers    the rivals; by default every one that suits the network. DDIM is always one of them
+    agreement  whether a run of half as many steps is drawn, to see whether the longest run has converged
     """
     drawn = Drawn(case, samples, seeds, kept, say)
     most = min(MOST, len(case.betas))
     converged = drawn.full(most)
     peak = float(converged.max() - converged.min())
-    agree = float(decibels(drawn.full(most // 2), converged, peak).mean())
-    say(f"{case.name}: range {peak:.2f}; {most // 2} and {most} steps agree to {agree:.1f} dB")
+    say(f"{case.name}: range {peak:.2f}")
     known: dict[str, Any] = {
         "about": case.about,
         "source": case.source,
@@ -134,13 +136,18 @@ def measure(
         "peak": peak,
         "levels": len(case.betas),
         "most": most,
-        "agree": round(agree, 2),
-        "converged": agree >= AGREE,
+        "agree": None,
+        "converged": None,
         "other_noise": float(decibels(converged, converged.roll(samples, 0), peak).mean()) if seeds > 1 else None,
         "fingerprint": fingerprint(converged * (2 / peak)),
     }
     if before is not None:
         _check_same(case.name, known["fingerprint"], before["network"].get("fingerprint"))
+        known |= {name: before["network"][name] for name in ("agree", "converged")}
+    elif agreement:
+        agree = round(float(decibels(drawn.full(most // 2), converged, peak).mean()), 2)
+        known |= {"agree": agree, "converged": agree >= AGREE}
+        say(f"{case.name}: {most // 2} and {most} steps agree to {agree:.1f} dB")
     rows, comparisons = [], []
     for count in steps:
         full = drawn.full(count)

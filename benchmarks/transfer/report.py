@@ -71,11 +71,16 @@ def _about(found: Mapping[str, Any]) -> str:
     noise = "" if known["other_noise"] is None else f" Other noise, same conditions: {known['other_noise']:.1f} dB."
     again = f" Tenuto's columns: {origin(made)}." if (made := found.get("provenance_of_tenuto")) else ""
     doubt = "" if known["converged"] else ", too little to call the latter converged"
+    half, most = known["most"] // 2, known["most"]
+    agreed = (
+        f"{half} and {most} steps agree to {known['agree']:.1f} dB{doubt}."
+        if known["agree"] is not None
+        else (f"The converged run has {most} steps; it was not compared with one of {half}.")
+    )
     rivals = dict.fromkeys(row["way"] for row in found["rows"] if row["way"] not in (FULL, OURS, LONG))
     return (
         f"{known['about'][0].upper()}{known['about'][1:]}: {known['parameters']:,} parameters, of {known['source']}. "
-        f"{HINDSIGHT[found['chosen_by']]} Range {known['peak']:.3g}.{noise} {known['most'] // 2} and "
-        f"{known['most']} steps agree to {known['agree']:.1f} dB{doubt}. "
+        f"{HINDSIGHT[found['chosen_by']]} Range {known['peak']:.3g}.{noise} {agreed} "
         f"The solvers: {'; '.join(rivals)}. "
         f"{found['seeds']} seeds of {found['samples']} samples; "
         f"{origin(found['provenance'])}.{again}\n"

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +71,22 @@ def test_full_runs_and_rivals_are_kept_on_disk_and_ours_is_not(case: Case, tmp_p
     assert second.ours(40, 8)[1] == 8
 
 
+def test_what_samples_on_disk_are_found_by_is_the_same_in_every_process(case: Case, tmp_path: Path) -> None:
+    asked = []
+
+    class Spied(Kept):
+        def find(self, key: Any) -> None:
+            asked.append(json.dumps(key))
+
+    Drawn(case, samples=1, seeds=1, kept=Spied(tmp_path)).solved("UniPC 2", 6)
+    assert "solver_order" in asked[0] and "_use_default_values" not in asked[0]  # its order varies
+
+
+def test_whether_the_longest_run_has_converged_need_not_be_seen(case: Case) -> None:
+    quick = measure(case, [40], [10], samples=2, seeds=1, agreement=False)["network"]
+    assert quick["agree"] is None and quick["converged"] is None
+
+
 @pytest.mark.parametrize("change", ["weights", "noise", "conditions", "steps"])
 def test_samples_on_disk_are_not_used_for_anything_else(case: Case, tmp_path: Path, change: str) -> None:
     Drawn(case, samples=2, seeds=1, kept=Kept(tmp_path)).full(10)
@@ -121,5 +138,7 @@ def test_rows_comparisons_and_tables_of_a_network(case: Case) -> None:
     record = {"networks": {"made up": {"provenance": made, "samples": 3, "seeds": 2, "chosen_by": False, **found}}}
     text = tables(record)
     assert "No constant of the default was chosen" in text and "at abc" in text and "60 and 120 steps agree" in text
+    record["networks"]["made up"]["network"] |= {"agree": None, "converged": None}
+    assert "it was not compared with one of 60" in tables(record)
     rows = [line for line in text.splitlines() if line.startswith(("| 40 |", "| 12 |"))]
     assert len(rows) == len(points)
