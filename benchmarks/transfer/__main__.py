@@ -65,7 +65,7 @@ def main(
         raise UsageError(f"There is no network {unknown[0]!r}; there are {'; '.join([*NETWORKS, *WRITERS])}.")
     if unknown := [name for name in solvers or () if name not in {*SOLVERS, *UNCLIPPED}]:
         raise UsageError(f"There is no solver {unknown[0]!r}; there are {'; '.join([*SOLVERS, *UNCLIPPED])}.")
-    record: dict[str, Any] = {"networks": {}, "writers": {}, **(read_json(out, "transfer") if out.is_file() else {})}
+    record = read(out)
     for name, entry in () if draw_only else NETWORKS.items():
         if only and name not in only:
             continue
@@ -81,17 +81,27 @@ def main(
         store = Kept(kept)
         asked = (case, steps or entry.steps, counts, samples, seeds, say)
         found = measure(*asked, kept=store, before=before, solvers=solvers, agreement=agreement)
-        record["networks"][name] = {**made, "chosen_by": entry.chosen_by, **found}
-        write_json(out, record)
+        record = add(out, "networks", name, {**made, "chosen_by": entry.chosen_by, **found})
     for name, load in () if draw_only or ours_only else WRITERS.items():
         if only and name not in only:
             continue
         writer = load(packages)
         writer.network.to(device)
         made = {"provenance": provenance(device, seed=0), "samples": samples, "seeds": seeds}
-        record["writers"][name] = {**made, **writing.measure(writer, samples, seeds, say)}
-        write_json(out, record)
+        record = add(out, "writers", name, {**made, **writing.measure(writer, samples, seeds, say)})
     write_text(out.with_suffix(".md"), tables(record))
+
+
+def read(out: Path) -> dict[str, Any]:
+    return {"networks": {}, "writers": {}, **(read_json(out, "transfer") if out.is_file() else {})}
+
+
+def add(out: Path, kind: str, name: str, found: dict[str, Any]) -> dict[str, Any]:
+    """The file's content with one network's results, written. Another process may have added some in the meantime."""
+    record = read(out)
+    record[kind][name] = found
+    write_json(out, record)
+    return record
 
 
 def say(text: str) -> None:

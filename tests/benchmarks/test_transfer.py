@@ -13,6 +13,7 @@ from benchmarks.kept import Kept
 from benchmarks.networks_of_others.case import Case
 from benchmarks.networks_of_others.levels import cosine_betas
 from benchmarks.networks_of_others.solvers import SOLVERS
+from benchmarks.transfer import __main__ as command
 from benchmarks.transfer.measuring import FULL, LONG, OURS, Drawn, decibels, measure, ours, solved
 from benchmarks.transfer.report import tables
 from tenuto.errors import UsageError
@@ -142,3 +143,11 @@ def test_rows_comparisons_and_tables_of_a_network(case: Case) -> None:
     assert "it was not compared with one of 60" in tables(record)
     rows = [line for line in text.splitlines() if line.startswith(("| 40 |", "| 12 |"))]
     assert len(rows) == len(points)
+
+
+def test_results_that_another_process_added_stay(tmp_path: Path) -> None:
+    out = tmp_path / "transfer.json"
+    assert command.read(out) == {"networks": {}, "writers": {}}
+    command.add(out, "networks", "one", {"rows": []})
+    assert command.add(out, "writers", "two", {"rows": []}) == command.read(out)
+    assert command.read(out) == {"networks": {"one": {"rows": []}}, "writers": {"two": {"rows": []}}}
