@@ -21,7 +21,7 @@ from tenuto_lab.frontier.measurements import HIGHEST, compared
 from tenuto_lab.judging.statistics import mean_interval
 
 EVALUATIONS = (25, 17, 12, 10, 8, 6)  # of each number of steps, those that are at most half of the steps
-MANY = 250  # steps in which the default aims at the converged sample, if the network has so many levels
+MANY = 250  # steps in which the default aims at the converged sample, if they divide the network's levels
 MOST = 500  # steps of the run that is taken for converged, if the network has so many levels
 AGREE = 35.0  # dB between runs of half and of all these steps, from which on the latter is taken for converged
 FULL, OURS, LONG = "full", "tenuto", "tenuto, many steps"
@@ -179,8 +179,17 @@ def measure(
 
 def ours(drawn: Drawn, steps: int, evaluations: int) -> dict[str, tuple[Tensor, int]]:
     """The samples under the default schedule, in the full run's steps and in many, and the number of evaluations."""
-    many = min(MANY, len(drawn.case.betas))
-    return {OURS: drawn.ours(steps, evaluations), LONG: drawn.ours(many, evaluations)}
+    return {OURS: drawn.ours(steps, evaluations), LONG: drawn.ours(many_steps(len(drawn.case.betas)), evaluations)}
+
+
+def many_steps(levels: int) -> int:
+    """In how many steps the default aims at the converged sample.
+
+    diffusers' DDIM steps down by the whole part of levels / steps. If 250 steps are taken of 300 levels, each step goes
+    down by one level and the next begins 1.2 levels lower, so even the full run of 250 steps is far from the converged
+    one. All levels are taken then.
+    """
+    return MANY if levels % MANY == 0 else min(MOST, levels)
 
 
 def solved(drawn: Drawn, evaluations: int, among: Sequence[str] | None = None) -> dict[str, tuple[Tensor, int]]:

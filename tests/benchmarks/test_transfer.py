@@ -14,7 +14,7 @@ from benchmarks.networks_of_others.case import Case
 from benchmarks.networks_of_others.levels import cosine_betas
 from benchmarks.networks_of_others.solvers import SOLVERS
 from benchmarks.transfer import __main__ as command
-from benchmarks.transfer.measuring import FULL, LONG, OURS, Drawn, decibels, measure, ours, solved
+from benchmarks.transfer.measuring import FULL, LONG, OURS, Drawn, decibels, many_steps, measure, ours, solved
 from benchmarks.transfer.report import tables
 from tenuto.errors import UsageError
 from tenuto_lab.frontier.measurements import HIGHEST
@@ -61,6 +61,10 @@ def test_every_way_evaluates_as_often_and_none_is_drawn_twice(case: Case) -> Non
     drawn.evaluated = 0
     again = ours(drawn, 40, 10) | solved(drawn, 10)
     assert all(torch.equal(again[way][0], made) for way, (made, _) in found.items()) and drawn.evaluated == 0
+
+
+def test_many_steps_divide_the_levels() -> None:
+    assert [many_steps(levels) for levels in (1000, 300, 200)] == [250, 300, 200]
 
 
 def test_full_runs_and_rivals_are_kept_on_disk_and_ours_is_not(case: Case, tmp_path: Path) -> None:
