@@ -16,8 +16,9 @@ NOTATION = (
     "many as the network has levels. *tenuto* holds within the full "
     f"run's steps; *many steps* within {MANY} steps, or all levels if {MANY} does not divide them; the number of "
     "evaluations follows in brackets where it differs. *Best solver* is the best at that point, with hindsight, of "
-    "DDIM, UniPC, DPM-Solver++ and DEIS in several settings, whose times are not rounded. Differences are of the better of our two "
-    "ways less the rival, sample by sample; p by flipped signs, not corrected for the number of comparisons.\n"
+    "DDIM, UniPC, DPM-Solver++ and DEIS in several settings, whose times are not rounded. Differences are "
+    "of the better of our two ways less the rival, sample by sample; p by flipped signs, "
+    "not corrected for the number of comparisons.\n"
 )
 WRITING = (
     "Each network continues prompts by unmasking tokens, with a temperature of 1 and from the same random numbers "
