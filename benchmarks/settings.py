@@ -2,12 +2,14 @@
 
     python -m benchmarks.settings --device cuda                                     # all
     python -m benchmarks.settings --only tiny-dit --steps 20 --guidance 3 --samples 2   # a try on the CPU
+    python -m benchmarks.settings --scheduler "flow matching" --only tiny-dit --only tiny-sdxl --guidance 3 \
+        --guidance 5 --not-rescaled --steps 20 --steps 28 --steps 50 --samples 3        # ten minutes on one core
 
 For each setting: the run that evaluates every step, a share of its evaluations by Tenuto, and as many plain steps of
 the same scheduler, from the same noise. Distances are in dB to the full run, and to the converged run (DDIM in 500
 steps with the same guidance).
 
-Settings that the file holds are not measured again.
+Settings that the file holds are not measured again. What is added says itself where it comes from.
 """
 
 import time
@@ -35,7 +37,7 @@ from tenuto.provenance import origin, provenance
 from tenuto.quality import psnr
 from tenuto_lab.frontier.cases import asked_for
 from tenuto_lab.frontier.named_rivals import noise_of
-from tenuto_lab.result_files import ORIGIN, both, makes, read_result, shaped
+from tenuto_lab.result_files import ORIGIN, both, fields, listed, makes, read_result, shaped, whole
 from tenuto_lab.rivals.noise_prediction import Denoiser
 
 NETWORKS = ("tiny-dit", "tiny-uvit", "tiny-sdxl")
@@ -138,8 +140,8 @@ def table(record: Mapping[str, Any]) -> str:
     }
     lines = [
         "# Schedulers, steps and guidance\n",
-        str(__doc__).split("\n\n")[2].replace("\n", " ")
-        + f" {record['samples']} samples; {origin(record['provenance'])}\n",
+        str(__doc__).split("\n\n")[2].replace("\n", " ") + "\n",
+        *(f"{about}\n" for about in _origins(record)),
         f"Of {len(rows)} settings, Tenuto is nearer to the full run than as many plain steps of the same scheduler in "
         f"{ahead['full']}, and nearer to the converged run in {ahead['converged']}.\n",
         "| network | scheduler | guidance | steps | evaluations | to full: Tenuto | fewer steps | "
@@ -159,28 +161,28 @@ def table(record: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _origins(record: Mapping[str, Any]) -> Iterator[str]:
+    """Where the rows come from. Older cases have no origin of their own, but the file's."""
+    if "provenance" in record:
+        yield f"{record['samples']} samples; {origin(record['provenance'])}."
+    added: dict[str, list[str]] = {}
+    for case in record["cases"]:
+        if "provenance" in case:
+            about = f"{case['samples']} samples; {origin(case['provenance'])}"
+            added.setdefault(about, []).append(f"{case['network']} by {case['scheduler']}")
+    for about, cases in added.items():
+        yield f"{', '.join(dict.fromkeys(cases))}: {about}."
+
+
+ROW: dict[str, type] = {"steps": int, "evaluations": int}
+ROW |= {f"{way}_{goal}": float for way in ("ours", "fewer", "full") for goal in ("full", "converged")}
+CASE = {"network": str, "scheduler": str, "guidance": float, "rescaled": float, "rows": [ROW]}
+MADE = {"samples": whole(), "provenance": shaped(ORIGIN)}  # of the file, or of a case that was added later
 RECORD = both(
-    shaped(
-        {
-            "samples": int,
-            "provenance": ORIGIN,
-            "cases": [
-                {
-                    **{"network": str, "scheduler": str, "guidance": float, "rescaled": float},
-                    "rows": [
-                        {
-                            "steps": int,
-                            "evaluations": int,
-                            **{
-                                f"{way}_{goal}": float
-                                for way in ("ours", "fewer", "full")
-                                for goal in ("full", "converged")
-                            },
-                        }
-                    ],
-                }
-            ],
-        }
+    fields(
+        {"cases": listed(both(shaped(CASE), fields({}, MADE, others=True)))},
+        MADE,
+        others=True,
     ),
     makes(table),
 )
@@ -192,6 +194,9 @@ def main(
     schedulers: Annotated[list[str] | None, typer.Option("--scheduler", help=f"{', '.join(SCHEDULERS)}.")] = None,
     guidance: Annotated[list[float] | None, typer.Option(help="Scales.")] = None,
     steps: Annotated[list[int] | None, typer.Option()] = None,
+    rescaled_too: Annotated[
+        bool, typer.Option("--rescaled/--not-rescaled", help="From guidance 5 on, measure rescaled guidance as well.")
+    ] = True,
     samples: Annotated[int, typer.Option(min=1)] = 8,
     seconds: Annotated[float, typer.Option(help="Begin no setting after so many.")] = 1e9,
     device: Annotated[str, typer.Option()] = "cuda" if torch.cuda.is_available() else "cpu",
@@ -202,10 +207,10 @@ def main(
         return write_text(out.with_suffix(".md"), table(read_result(out, "table of settings", RECORD)))
     began = time.monotonic()
     record: dict[str, Any] = read_result(out, "table of settings", RECORD) if out.is_file() else {"cases": []}
-    record |= {"provenance": provenance(device, seed=0), "samples": samples}
+    made = {"provenance": provenance(device, seed=0), "samples": samples}
     done = [[case[key] for key in ("network", "scheduler", "guidance", "rescaled")] for case in record["cases"]]
     scales = [(one, 0.0) for one in guidance or GUIDANCES]
-    scales += [(one, RESCALED) for one, _ in scales if one >= 5]
+    scales += [(one, RESCALED) for one, _ in scales if one >= 5 and rescaled_too]
     for name in only or NETWORKS:
         model = tenuto.load(name, device=torch.device(device), dtype=torch.float32)
         for scale, rescaled in scales:
@@ -220,7 +225,7 @@ def main(
                     converged = drawn(network, SCHEDULERS["DDIM"](**levels_of(model.noise)), CONVERGED, start)
                 rows = list(measure(model, scheduler, scale, rescaled, tuple(steps or STEPS), samples, converged))
                 case = {"network": name, "scheduler": scheduler, "guidance": scale, "rescaled": rescaled, "rows": rows}
-                record["cases"].append(case)
+                record["cases"].append({**case, **made})
                 write_json(out, record)
                 write_text(out.with_suffix(".md"), table(record))
                 brief = [(row["steps"], row["evaluations"], row["ours_full"], row["fewer_full"]) for row in rows]

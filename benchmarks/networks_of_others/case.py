@@ -17,6 +17,28 @@ def nothing(samples: int) -> tuple[Tensor, ...]:
     return ()
 
 
+class ClippedDDIM(DDIMScheduler):
+    """DDIM that steps by the noise that belongs to the clipped clean estimate, as samplers do that clip.
+
+    By default diffusers clips the clean estimate and keeps the noise of the estimate before clipping. The two do not
+    make up the sample any more, so every step that clips moves the sample away, and more steps do so more often.
+    """
+
+    def step(
+        self,
+        model_output: Tensor,
+        timestep: Any,
+        sample: Tensor,
+        eta: float = 0.0,
+        use_clipped_model_output: bool = True,
+        generator: Any = None,
+        variance_noise: Tensor | None = None,
+        return_dict: bool = True,
+    ) -> Any:
+        given = (eta, use_clipped_model_output, generator, variance_noise, return_dict)
+        return super().step(model_output, timestep, sample, *given)
+
+
 @dataclass(frozen=True)
 class Case:
     """A network that predicts the noise in its input, and how it is sampled."""
@@ -36,6 +58,8 @@ class Case:
         A scheduler that can clip the clean estimate does so if the network's own sampler does. Multistep solvers call
         that thresholding; with 1 as the largest value it is the same clipping.
         """
+        if kind is DDIMScheduler and self.clipped:
+            kind = ClippedDDIM
         own = {
             "num_train_timesteps": len(self.betas),
             "trained_betas": list(self.betas),

@@ -15,10 +15,11 @@ NOTATION = (
     "samples; the peak is the range of the converged samples; ± is half a 95 % interval. *Full* is the run of DDIM "
     "that evaluates at every step; *converged* is DDIM in very many steps, at most as "
     "many as the network has levels. *tenuto* holds within the full "
-    f"run's steps; *many steps* within {MANY} steps, or all levels if there are fewer; the number of evaluations "
-    "follows in brackets where it differs. *Best solver* is the best at that point, with hindsight, of DDIM, UniPC, "
-    "DPM-Solver++ and DEIS in several settings, whose times are not rounded. Differences are of the better of our two "
-    "ways less the rival, sample by sample; p by flipped signs, not corrected for the number of comparisons.\n"
+    f"run's steps; *many steps* within {MANY} steps, or all levels if {MANY} does not divide them; the number of "
+    "evaluations follows in brackets where it differs. *Best solver* is the best at that point, with hindsight, of "
+    "DDIM, UniPC, DPM-Solver++ and DEIS in several settings, whose times are not rounded. Differences are "
+    "of the better of our two ways less the rival, sample by sample; p by flipped signs, "
+    "not corrected for the number of comparisons.\n"
 )
 WRITING = (
     "Each network continues prompts by unmasking tokens, with a temperature of 1 and from the same random numbers "
@@ -70,13 +71,21 @@ def _written(found: Mapping[str, Any]) -> list[str]:
 def _about(found: Mapping[str, Any]) -> str:
     known = found["network"]
     noise = "" if known["other_noise"] is None else f" Other noise, same conditions: {known['other_noise']:.1f} dB."
+    again = f" Tenuto's columns: {origin(made)}." if (made := found.get("provenance_of_tenuto")) else ""
     doubt = "" if known["converged"] else ", too little to call the latter converged"
+    half, most = known["most"] // 2, known["most"]
+    agreed = (
+        f"{half} and {most} steps agree to {known['agree']:.1f} dB{doubt}."
+        if known["agree"] is not None
+        else (f"The converged run has {most} steps; it was not compared with one of {half}.")
+    )
+    rivals = dict.fromkeys(row["way"] for row in found["rows"] if row["way"] not in (FULL, OURS, LONG))
     return (
         f"{known['about'][0].upper()}{known['about'][1:]}: {known['parameters']:,} parameters, of {known['source']}. "
-        f"{HINDSIGHT[found['chosen_by']]} Range {known['peak']:.3g}.{noise} {known['most'] // 2} and "
-        f"{known['most']} steps agree to {known['agree']:.1f} dB{doubt}. "
+        f"{HINDSIGHT[found['chosen_by']]} Range {known['peak']:.3g}.{noise} {agreed} "
+        f"The solvers: {'; '.join(rivals)}. "
         f"{found['seeds']} seeds of {found['samples']} samples; "
-        f"{origin(found['provenance'])}.\n"
+        f"{origin(found['provenance'])}.{again}\n"
     )
 
 
@@ -150,7 +159,7 @@ NETWORK = {
     "chosen_by": bool,
     "network": {
         **ABOUT,
-        **{"peak": float, "most": int, "agree": float, "converged": bool, "other_noise": float | None},
+        **{"peak": float, "most": int, "agree": float | None, "converged": bool | None, "other_noise": float | None},
     },
     "rows": [
         fields(

@@ -137,6 +137,19 @@ def test_a_scheduler_has_the_networks_levels_and_clips_as_its_own_sampler_does(c
     assert solver.config.thresholding and solver.config.sample_max_value == 1 and solver.config.use_karras_sigmas
 
 
+def test_a_clipped_step_is_that_of_the_networks_own_sampler(case: Case) -> None:
+    """x' = (√ā' − √(ā (1 − ā') / (1 − ā))) clipped + √((1 − ā') / (1 − ā)) x, after the faces' worker.js."""
+    scheduler = case.scheduler()
+    scheduler.set_timesteps(100)
+    now, after = (float(case.network.levels[t]) for t in (60, 59))
+    x, noise = (3 * torch.randn(1, 4, 4, generator=torch.Generator().manual_seed(i)) for i in (0, 1))
+    clipped = ((x - (1 - now) ** 0.5 * noise) / now**0.5).clamp(-1, 1)
+    assert (clipped.abs() == 1).any()
+    kept = ((1 - after) / (1 - now)) ** 0.5
+    expected = (after**0.5 - now**0.5 * kept) * clipped + kept * x
+    torch.testing.assert_close(scheduler.step(noise, 60, x, return_dict=False)[0], expected)
+
+
 @pytest.mark.parametrize("kind", [DDIMScheduler, DPMSolverMultistepScheduler])
 def test_any_scheduler_draws_and_tenuto_evaluates_fewer_steps(case: Case, kind) -> None:
     pipeline = case.pipeline(case.scheduler(kind))

@@ -47,8 +47,8 @@ def described(module: str, table: str = "table", check: str = "RECORD") -> tuple
 
 def case(name: str) -> tuple[Check, Callable[..., object]]:
     """The check of a benchmark's file, and what is drawn from it."""
-    if name in ("transfer", "scaling"):
-        return described(f"{name}.report", "tables")
+    if name in ("transfer", "scaling", "strong_rivals"):
+        return described(f"{name}.report", "table" if name == "strong_rivals" else "tables")
     if name == "quality":
         return described(name, "summary")
     if name == "end_to_end":

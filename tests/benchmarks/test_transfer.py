@@ -1,14 +1,22 @@
 """The benchmark on networks of others, on one made up here: it draws, counts, compares and reports as it says."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.kept import Kept
 from benchmarks.networks_of_others.case import Case
 from benchmarks.networks_of_others.levels import cosine_betas
 from benchmarks.networks_of_others.solvers import SOLVERS
-from benchmarks.transfer.measuring import FULL, LONG, OURS, Drawn, decibels, measure, ways
+from benchmarks.transfer import __main__ as command
+from benchmarks.transfer.measuring import FULL, LONG, OURS, Drawn, decibels, many_steps, measure, ours, solved
 from benchmarks.transfer.report import tables
+from tenuto.errors import UsageError
 from tenuto_lab.frontier.measurements import HIGHEST
 
 
@@ -44,15 +52,78 @@ def test_decibels_are_of_the_peak_over_the_distance_sample_by_sample() -> None:
         decibels(reference, reference[:1], 1.0)
 
 
-def test_every_way_evaluates_about_as_often_and_none_is_drawn_twice(case: Case) -> None:
+def test_every_way_evaluates_as_often_and_none_is_drawn_twice(case: Case) -> None:
     drawn = Drawn(case, samples=2, seeds=2)
-    found = ways(drawn, 40, 0.25)
+    found = ours(drawn, 40, 10) | solved(drawn, 10)
     assert {OURS, LONG, *SOLVERS} == found.keys()
-    ours = found[OURS][1]
-    assert all(count == ours for way, (_, count) in found.items() if way != LONG)
-    assert abs(found[LONG][1] - ours) <= 3
+    assert {count for _, count in found.values()} == {10}
+    assert solved(drawn, 10, ["UniPC 2"]).keys() == {"DDIM", "UniPC 2"}
     drawn.evaluated = 0
-    assert torch.equal(ways(drawn, 40, 0.25)[OURS][0], found[OURS][0]) and drawn.evaluated == 0
+    again = ours(drawn, 40, 10) | solved(drawn, 10)
+    assert all(torch.equal(again[way][0], made) for way, (made, _) in found.items()) and drawn.evaluated == 0
+
+
+def test_many_steps_divide_the_levels() -> None:
+    assert [many_steps(levels) for levels in (1000, 300, 200)] == [250, 300, 200]
+
+
+def test_full_runs_and_rivals_are_kept_on_disk_and_ours_is_not(case: Case, tmp_path: Path) -> None:
+    first, second = (Drawn(case, samples=2, seeds=2, kept=Kept(tmp_path)) for _ in range(2))
+    full, rival = first.full(10), first.solved("UniPC 2", 6)
+    first.evaluated = second.evaluated = 0
+    assert torch.equal(second.full(10), full) and torch.equal(second.solved("UniPC 2", 6)[0], rival[0])
+    assert second.evaluated == 0 and second.solved("UniPC 2", 6)[1] == 6
+    assert second.ours(40, 8)[1] == 8
+
+
+def test_what_samples_on_disk_are_found_by_is_the_same_in_every_process(case: Case, tmp_path: Path) -> None:
+    asked = []
+
+    class Spied(Kept):
+        def find(self, key: Any) -> None:
+            asked.append(json.dumps(key))
+
+    Drawn(case, samples=1, seeds=1, kept=Spied(tmp_path)).solved("UniPC 2", 6)
+    assert "solver_order" in asked[0] and "_use_default_values" not in asked[0]  # its order varies
+
+
+def test_whether_the_longest_run_has_converged_need_not_be_seen(case: Case) -> None:
+    quick = measure(case, [40], [10], samples=2, seeds=1, agreement=False)["network"]
+    assert quick["agree"] is None and quick["converged"] is None
+
+
+@pytest.mark.parametrize("change", ["weights", "noise", "conditions", "steps"])
+def test_samples_on_disk_are_not_used_for_anything_else(case: Case, tmp_path: Path, change: str) -> None:
+    Drawn(case, samples=2, seeds=1, kept=Kept(tmp_path)).full(10)
+    if change == "weights":
+        case.network.levels.mul_(0.99)
+    if change == "conditions":
+        case = replace(case, conditions=lambda n: (torch.zeros(n, 3),))
+    drawn = Drawn(case, samples=2, seeds=2 if change == "noise" else 1, kept=Kept(tmp_path))
+    drawn.full(9 if change == "steps" else 10)
+    assert drawn.evaluated
+
+
+def test_ours_alone_is_measured_beside_the_rivals_rows_of_before(case: Case, tmp_path: Path) -> None:
+    asked = {"steps": [40], "evaluations": [10], "samples": 3, "seeds": 2, "kept": Kept(tmp_path)}
+    before = measure(case, **asked)
+    again = measure(case, **asked, before=json.loads(json.dumps(before)))
+    assert [row["way"] for row in again["rows"]] == [row["way"] for row in before["rows"]]
+    for row, old in zip(again["rows"], before["rows"], strict=True):
+        assert row["converged_dB"] == pytest.approx(old["converged_dB"], abs=1e-3)
+    for one, old in zip(again["comparisons"], before["comparisons"], strict=True):
+        assert one["b"] == old["b"] and one["difference"] == pytest.approx(old["difference"], abs=1e-3)
+
+
+def test_ours_alone_refuses_rivals_of_other_samples_or_at_other_points(case: Case) -> None:
+    before = measure(case, [40], [10], samples=2, seeds=1)
+    with pytest.raises(UsageError, match="on other samples"):
+        measure(case, [40], [10], samples=3, seeds=1, before=before)
+    with pytest.raises(UsageError, match="at 12 evaluations"):
+        measure(case, [40], [12], samples=2, seeds=1, before=before)
+    old = {**before, "rows": [{key: row[key] for key in row if key != "each"} for row in before["rows"]]}
+    with pytest.raises(UsageError, match="sample by sample"):
+        measure(case, [40], [10], samples=2, seeds=1, before=old)
 
 
 def test_samples_of_a_seed_do_not_depend_on_the_other_seeds(case: Case) -> None:
@@ -61,16 +132,27 @@ def test_samples_of_a_seed_do_not_depend_on_the_other_seeds(case: Case) -> None:
 
 
 def test_rows_comparisons_and_tables_of_a_network(case: Case) -> None:
-    found = measure(case, [40, 12], [0.5, 0.25], samples=3, seeds=2)
+    found = measure(case, [40, 12], [20, 10, 6], samples=3, seeds=2)
     full = [row for row in found["rows"] if row["way"] == FULL]
     assert [row["evaluations"] for row in full] == [40, 12] and all(row["full_dB"] == HIGHEST for row in full)
     assert full[0]["converged_dB"] > full[1]["converged_dB"]
     points = {(row["steps"], row["of_ours"]) for row in found["rows"] if row["way"] == OURS}
-    assert {steps for steps, _ in points} == {40, 12}
+    assert points == {(40, 20), (40, 10), (40, 6), (12, 6)}  # at most half of the steps
     assert len(found["comparisons"]) == len(points) * 2 * 2  # targets, rivals
     made = {"command": "python -m benchmarks.transfer", "commit": "abc", "torch": "2", "hardware": "a chip", "date": ""}
     record = {"networks": {"made up": {"provenance": made, "samples": 3, "seeds": 2, "chosen_by": False, **found}}}
     text = tables(record)
     assert "No constant of the default was chosen" in text and "at abc" in text and "60 and 120 steps agree" in text
+    record["networks"]["made up"]["network"] |= {"agree": None, "converged": None}
+    assert "it was not compared with one of 60" in tables(record)
     rows = [line for line in text.splitlines() if line.startswith(("| 40 |", "| 12 |"))]
     assert len(rows) == len(points)
+
+
+def test_results_that_another_process_added_stay(tmp_path: Path) -> None:
+    out, known = tmp_path / "transfer.json", command.read(command.RESULTS)
+    one, two = (next(iter(known[kind].values())) for kind in ("networks", "writers"))
+    assert command.read(out) == {"networks": {}, "writers": {}}
+    command.add(out, "networks", "one", one)
+    assert command.add(out, "writers", "two", two) == command.read(out)
+    assert command.read(out) == {"networks": {"one": one}, "writers": {"two": two}}

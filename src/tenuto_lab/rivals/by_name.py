@@ -5,7 +5,7 @@
 Most rivals have several settings. Each is drawn, so that a judge can choose the best with hindsight (`best_points`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -47,12 +47,14 @@ def rival_points(
     names: Iterable[str] | None = None,
     *,
     guidance: float | None = None,
+    among: Collection[str] | None = None,
 ) -> Iterator[RivalPoint]:
     """Every setting of the named rivals, all by default.
 
     conditions  the classes or captions, one for each sample of the noise [B, C, H, W]
     T           steps of the run that caches hold; solvers take N steps instead
     N           evaluations: exact for solvers and whole-output caches, about N for caches that decide while they run
+    among       settings of solvers that are tried, by their names; all by default
     """
     chosen = NAMES if names is None else tuple(names)
     if unknown := [name for name in chosen if name not in NAMES]:
@@ -63,10 +65,11 @@ def rival_points(
         raise UsageError(f"Between 1 and {T} evaluations fit in {T} steps, not {N}.")
     noise = noise.to(model.device, torch.float32)
     for name in chosen:
-        family = (
-            _solver_points if name in SOLVERS else _whole_output_points if name in WHOLE_OUTPUT else _dynamic_points
-        )
-        yield from family(name, model, conditions, noise, T, N, guidance)
+        if name in SOLVERS:
+            yield from _solver_points(name, model, conditions, noise, N, guidance, among)
+        else:
+            family = _whole_output_points if name in WHOLE_OUTPUT else _dynamic_points
+            yield from family(name, model, conditions, noise, T, N, guidance)
 
 
 def best_points(points: Iterable[RivalPoint], judge: Callable[[Tensor], float]) -> dict[str, tuple[float, RivalPoint]]:
@@ -80,11 +83,23 @@ def best_points(points: Iterable[RivalPoint], judge: Callable[[Tensor], float]) 
     return found
 
 
+def settings_of(name: str, among: Collection[str] | None = None) -> list[Setting]:
+    """The settings of a solver, all or those among some."""
+    own = [setting for setting in settings() if setting.solver == name]
+    return own if among is None else [setting for setting in own if str(setting) in among]
+
+
 def _solver_points(
-    name: str, model: Model, conditions: Sequence[Any], noise: Tensor, T: int, N: int, guidance: float | None
+    name: str,
+    model: Model,
+    conditions: Sequence[Any],
+    noise: Tensor,
+    N: int,
+    guidance: float | None,
+    among: Collection[str] | None,
 ) -> Iterator[RivalPoint]:
     denoiser = Denoiser(model, conditions, guidance)
-    chosen = [setting for setting in settings() if setting.solver == name]
+    chosen = settings_of(name, among)
     drawn = (_tried(denoiser, noise, setting, N) for setting in chosen)
     for setting, (x, seconds) in zip(chosen, timed_each(drawn, noise.device), strict=True):
         yield RivalPoint(name, str(setting), denoiser.evaluations, x, seconds)
