@@ -79,7 +79,7 @@ class Schedule:
         if self.keep == "output" and self.rows != "none":
             raise ScheduleError("If the output is kept, held steps compute no rows: rows must be 'none'.")
         if self.keep == "keys" and self.rows not in ("block", "generated"):
-            raise ScheduleError("If keys are kept, rows must be 'block' or 'generated'.")
+            raise ScheduleError("If keys are kept, every step must compute the block or all of the text (rows).")
         if self.rows not in get_args(Rows):
             raise ScheduleError(f"Rows are one of {', '.join(get_args(Rows))}, not {self.rows!r}.")
         if self.rows != "none" and self.predict != "constant":
