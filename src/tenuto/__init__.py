@@ -1,9 +1,9 @@
 """Tenuto: diffusion models made faster without training.
 
     import tenuto
-    tenuto.enable(pipe, budget=0.25)          # a diffusers pipeline; tenuto.disable(pipe) leaves it as it was
+    tenuto.enable(pipe, budget=0.25)          # a diffusers pipeline; tenuto.disable(pipe) restores it
 
-    model = tenuto.load("tiny-dit")           # or a model of our own
+    model = tenuto.load("tiny-dit")           # or without a pipeline
     schedule = tenuto.schedule(model, steps=50, budget=0.25)
     images = tenuto.generate(model, classes=[0, 1, 2], schedule=schedule)
 

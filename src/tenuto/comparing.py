@@ -1,4 +1,4 @@
-"""Draws the same request in full, held, and with as many plain steps, and says which is worth having.
+"""Draws the same request in full, with held steps and with fewer steps, and says which comes nearer to the full run.
 
     result = tenuto.compare(pipe, prompt="a red car", seeds=4, budget=0.25)
     print(result)
@@ -27,7 +27,7 @@ from tenuto.pipelines.summary import Summary
 from tenuto.quality import of_pictures, psnr
 from tenuto.showing.images import labelled_grid, save_image
 
-NEARER = 1.0  # dB; by less, fewer plain steps are about as good
+NEARER = 1.0  # dB; if the lead is smaller, fewer plain steps are about as good
 MOST_SEEDS = 64
 WIDEST = 256  # pixels of a picture on the sheet
 
@@ -42,7 +42,7 @@ class Comparison:
 
     @property
     def decibels(self) -> dict[str, list[float]]:
-        """To the full run, for each seed."""
+        """PSNR to the full run, for each seed."""
         runs = {"held": self.held, **({} if self.plain is None else {"plain": self.plain})}
         return {name: psnr(run, self.full).tolist() for name, run in runs.items()}
 
@@ -62,7 +62,7 @@ class Comparison:
         if not np.isfinite(held):
             return said
         if held - plain < NEARER:
-            return f"{said} As many plain steps are about as good ({plain:.1f} dB): take those."
+            return f"{said} As many plain steps are about as good ({plain:.1f} dB): use plain steps."
         return f"{said} As many plain steps reach {plain:.1f} dB, {held - plain:.1f} dB less."
 
     def __str__(self) -> str:
@@ -83,10 +83,10 @@ class Comparison:
 def compare(
     pipe: Any, *, seeds: int | Sequence[int] = 4, budget: float | None = None, options: Any = None, **call: Any
 ) -> Comparison:
-    """Draw a request in full, held and with fewer plain steps, from the same noise.
+    """Draw a request in full, with held steps and with fewer steps, from the same noise.
 
-    seeds    how many, or which
-    budget   and `options` (a dictionary): the settings of `tenuto.enable`; by default those the pipeline has
+    seeds    the number of seeds, or the seeds themselves
+    budget   and `options` (a dictionary): the settings of `tenuto.enable`; by default those that the pipeline has
     call     what the pipeline is called with: prompt, num_inference_steps, …
     """
     numbers = _numbers(seeds)
@@ -107,7 +107,7 @@ def compare(
             try:
                 fewer, seconds = _drawn(pipe, numbers, {**call, **_fewer(pipe, call, told)})
                 plain, plain_seconds = fewer, {"plain": seconds}
-            except (TypeError, ValueError, UsageError):  # sigmas or timesteps given by hand, or a least number of steps
+            except (TypeError, ValueError, UsageError):  # sigmas or timesteps were given, or it needs more steps
                 pass
     finally:
         if before is not None:
@@ -117,7 +117,7 @@ def compare(
 
 
 def _numbers(seeds: Any) -> list[int]:
-    """The seeds, from their number or from themselves."""
+    """A list of seeds, from the number of seeds or from the seeds themselves."""
     if isinstance(seeds, str) or not isinstance(seeds, Iterable):
         check_whole("The number of seeds", seeds, most=MOST_SEEDS)
         return list(range(int(seeds)))
@@ -130,7 +130,7 @@ def _numbers(seeds: Any) -> list[int]:
 
 
 def _scaled(full: Tensor, held: Tensor, plain: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """All runs in [-1, 1]. The full run tells whether they are in [0, 1]: another may lie a little outside."""
+    """All runs in [-1, 1]. Only the full run shows whether values are in [0, 1]: others may lie a little outside."""
     if full.min() < 0 or full.max() > 1:
         return full, held, plain
     return full * 2 - 1, held * 2 - 1, None if plain is None else plain * 2 - 1

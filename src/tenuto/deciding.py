@@ -1,4 +1,4 @@
-"""The decision of the package as a function: schedule what is computed when."""
+"""`tenuto.schedule`: decides what is computed at which step."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -124,14 +124,14 @@ def _log_snr(source: Any, family: Architecture | None, steps: int) -> Sequence[f
 
 
 def budget_for(speedup: float, held_time: float) -> float:
-    """The budget for a speed-up, if what is never held takes the share `held_time` of the time."""
+    """The budget for a speed-up. held_time: the share of the time that a network takes if everything is held"""
     if isinstance(speedup, bool) or not isinstance(speedup, int | float) or not 1 <= speedup < math.inf:
         raise UsageError(f"A speed-up is a number from 1 on, not {speedup!r}.")
     budget = (1 / speedup - held_time) / (1 - held_time)
     if budget <= 0:
         raise UsageError(
-            f"It cannot become {speedup:g} times as fast: what is never held takes {held_time:.0%} of the time, so "
-            f"less than {1 / held_time:.1f} times is there to be had."
+            f"It cannot become {speedup:g} times as fast: the parts that are never held take {held_time:.0%} of the "
+            f"time, so it stays less than {1 / held_time:.1f} times as fast."
         )
     return budget
 
@@ -145,14 +145,14 @@ def family_of(subject: Subject) -> Architecture | None:
 
 
 def advice(made: Schedule, text: bool) -> str | None:
-    """A warning about a schedule that is worth less than it seems; None if there is nothing to warn about."""
+    """A warning if a schedule gains little or loses much; None if there is nothing to warn about."""
     from tenuto.scheduling.refresh import LEAST
 
     idle = int((~made.active).all(axis=0).sum())
     if text and made.rows == "none" and idle:
         return (
-            f"At {idle} of {made.steps} steps every unit is held. A language model has no timestep to tell those steps "
-            f"apart, so this is the same as taking {made.steps - idle} steps: take those, or compute some rows."
+            f"At {idle} of {made.steps} steps every unit is held. A language model has no timestep, so this is "
+            f"the same as taking {made.steps - idle} steps. Take so many steps, or compute some rows."
         )
     refreshes = int(made.full_steps.sum())
     if not text and idle and refreshes < LEAST:

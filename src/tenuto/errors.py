@@ -24,7 +24,7 @@ class ScheduleError(TenutoError):
 
 
 def check_whole(name: str, value: object, least: int = 1, most: int = LARGEST) -> None:
-    """Refuse what is no whole number from `least` to `most`. name: of the number, as the error's subject"""
+    """Refuse anything but a whole number from `least` to `most`. name: the subject of the error message"""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise UsageError(f"{name} must be a whole number, not {value!r}.")
     if index(value) < least and most == LARGEST:

@@ -1,8 +1,7 @@
-"""The door to the laboratory.
+"""Access to the laboratory (tenuto_lab), which the product never imports.
 
-The product never imports the laboratory (tenuto_lab). What the laboratory adds to the product is named in the entry
-points of the distribution (pyproject.toml) and is loaded when it is first asked for: schedules that hold single units,
-more architectures, more commands.
+The laboratory adds schedules that hold single units, architectures and commands. The entry points of the distribution
+(pyproject.toml) name these objects. An object is loaded when it is first used.
 """
 
 import tomllib
@@ -21,7 +20,7 @@ PROJECT = Path(__file__).parents[2] / "pyproject.toml"  # of a checkout
 
 @cache
 def offered(name: str, group: str = ADDITIONS) -> Any:
-    """What the laboratory offers under this name."""
+    """The object that the laboratory offers under this name."""
     found = _named(group).get(name)
     if found is None:
         raise TenutoError(f"{name} is offered by the laboratory, which is not installed: pip install 'tenuto[lab]'.")
@@ -29,7 +28,7 @@ def offered(name: str, group: str = ADDITIONS) -> Any:
 
 
 def offers(group: str) -> tuple[str, ...]:
-    """The names of all that the laboratory offers in a group."""
+    """The names of all objects that the laboratory offers in a group."""
     return tuple(sorted(_named(group)))
 
 

@@ -27,7 +27,7 @@ from tenuto.scheduling.schedule import Rows, Schedule
 LENGTH = 64  # tokens to write
 BLOCK = 32  # tokens of a block, if a text has several blocks
 PARALLEL = 0.9  # the threshold of parallel decoding that costs no accuracy in published measurements
-EVERY = 16  # with parallel decoding: evaluations from one that computes everything to the next
+EVERY = 16  # with parallel decoding: all positions are computed at every N-th evaluation
 PAD = 64  # if graphs are recorded, prompts are padded to a multiple of this
 
 
@@ -167,8 +167,8 @@ class LanguageModel:
         prompts       texts; or conversations, each a list of messages {"role": …, "content": …}
         budget        share of unit-steps to compute. Instead: `speedup`, how many times as fast as full inference, or a
                       `schedule` that was made before. With none of the three, everything is computed
-        every         instead, with `parallel` or `factor`: compute everything at every so many evaluations, and a
-                      block in between, with a KV cache (16 is a good choice)
+        every         instead, with `parallel` or `factor`: compute all positions at every N-th evaluation, and one
+                      block with a KV cache at the others (16 is a good choice)
         length        tokens to write
         steps         network evaluations. By default the schedule's, or one for each token
         block_length  tokens of a block, which is finished before the next one begins. By default the schedule's, or 32

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from tenuto.text import LanguageModel, Texts, Writing
 
 COMMANDS = {
-    "/full": "compute everything, a token at a time",
-    "/fast": "write what is sure, from the KV cache",
+    "/full": "compute everything, one token at a time",
+    "/fast": "write all probable tokens at once, with the KV cache",
     "/new": "forget the conversation",
     "/quit": "end",
 }
@@ -35,10 +35,10 @@ def chat(
     prompt: Annotated[str | None, typer.Option(callback=real_text, help="Answer this and end.")] = None,
     parallel: Annotated[
         float | None,
-        typer.Option(help="Write all tokens of a block that are so probable at once. Default: 0.9, unless --steps."),
+        typer.Option(help="Write all tokens of at least this probability at once. Default: 0.9, unless --steps."),
     ] = None,
     every: Annotated[
-        int | None, typer.Option(min=1, help="Compute everything every so many evaluations. Default: 16.")
+        int | None, typer.Option(min=1, help="Compute all positions at every N-th evaluation. Default: 16.")
     ] = None,
     budget: Annotated[float | None, typer.Option(help="Instead of --every: share of unit-steps to compute.")] = None,
     speedup: Annotated[
@@ -50,11 +50,11 @@ def chat(
         int | None, typer.Option(min=1, max=MOST, help="Steps. Default: the schedule's, else one for each token.")
     ] = None,
     block_length: Annotated[
-        int | None, typer.Option(min=1, help="Finish so many tokens before the next. Default: the schedule's, else 32.")
+        int | None, typer.Option(min=1, help="Tokens of a block. Default: the schedule's, else 32.")
     ] = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    temperature: Annotated[float, typer.Option(help="0: always the most probable token.")] = 0.0,
     top_p: Annotated[
-        float, typer.Option(help="Choose among the likeliest tokens that together have this probability.")
+        float, typer.Option(help="Choose among the most probable tokens that together have this probability.")
     ] = 1.0,
     seed: Seed = 0,
     compiled: Annotated[

@@ -44,7 +44,7 @@ def generate(
     ] = None,
     quality: Annotated[
         float | None,
-        typer.Option(help="Pictures, instead of a schedule: dB to the full run. As many steps compute as that takes."),
+        typer.Option(help="Pictures, instead of a schedule: target PSNR to the full run, in dB."),
     ] = None,
     classes: Annotated[
         list[str] | None,
@@ -67,11 +67,11 @@ def generate(
         int | None, typer.Option(min=1, max=MOST, help="Text: how many tokens to write. Default: 64.")
     ] = None,
     block_length: Annotated[
-        int | None, typer.Option(min=1, help="Text: finish so many tokens before the next. Default: the schedule's.")
+        int | None, typer.Option(min=1, help="Text: tokens of a block. Default: the schedule's.")
     ] = None,
     parallel: Annotated[
         float | None,
-        typer.Option(help="Text: write all tokens of a block that are at least so probable at once, say 0.9."),
+        typer.Option(help="Text: write all tokens of at least this probability at once, for example 0.9."),
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="Text: 0, the default, takes the likeliest token.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Text: wrap prompts in the model's chat template.")] = False,
@@ -86,11 +86,11 @@ def generate(
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the network's branches first.")] = False,
     memory: Annotated[
         int | None,
-        typer.Option(min=0, help="MiB that may be kept for a batch. The command says what it gave up for that."),
+        typer.Option(min=0, help="Limit of kept values for a batch, in MiB. The command says what it gave up."),
     ] = None,
     offload: Annotated[
         bool,
-        typer.Option("--offload", help="On a GPU: keep single units in the host's memory, fetched ahead. Costs time."),
+        typer.Option("--offload", help="On a GPU: keep single units in the host's memory. This takes longer."),
     ] = False,
     device: Device = "cpu",
     as_json: AsJson = False,
@@ -109,7 +109,7 @@ def generate(
         check_writable(output / "generation.json", reads=[model, *([schedule] if schedule else [])])
     drawing: dict[str, Any] = {"solver": solver, "vae": vae, "memory": memory, "offload": offload or None}
     if quality is not None and chosen is not None:
-        raise UsageError("--schedule says which steps are computed, and --quality decides it on the way: give one.")
+        raise UsageError("--schedule fixes the computed steps, and --quality chooses them during the run: give one.")
     writing: dict[str, Any] = {
         "length": length,
         "block-length": block_length,

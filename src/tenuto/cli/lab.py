@@ -11,7 +11,7 @@ ASIDE = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_inters
 
 @app.command(context_settings=ASIDE, add_help_option=False, epilog="Example: tenuto lab --help")
 def lab(arguments: Annotated[list[str] | None, typer.Argument(metavar="COMMAND …", show_default=False)] = None) -> None:
-    """The laboratory: rivals, frontiers, speed, full-size evaluation, and the paper's experiments."""
+    """The laboratory: other methods, benchmarks, full-size evaluation, and the paper's experiments."""
     from tenuto.cli.extras import EXTRAS
     from tenuto.errors import TenutoError
     from tenuto.laboratory import COMMANDS, offered

@@ -23,14 +23,14 @@ BY_HAND = "Instead of what the policy would choose"
     " · tenuto schedule tiny-llada --steps 64 --blocks 4 --budget 0.5"
 )
 def schedule(
-    source: Annotated[str, typer.Argument(metavar="MODEL", help="A model as for `score`, or a score file.")],
+    source: Annotated[str, typer.Argument(metavar="MODEL", help="A model, as for `tenuto score`, or a score file.")],
     steps: Annotated[int, typer.Option(help="Steps of one generation.")],
     budget: Annotated[float | None, typer.Option(help="Share of the work to compute. Default: 0.25.")] = None,
     speedup: Annotated[float | None, typer.Option(help="How many times as fast; instead of a budget.")] = None,
     evaluations: Annotated[
-        int | None, typer.Option(help="How many steps compute the network; instead of a budget.")
+        int | None, typer.Option(help="How many steps evaluate the network; instead of a budget.")
     ] = None,
-    blocks: Annotated[int | None, typer.Option(help="Text: blocks that it is written in. Default: 1.")] = None,
+    blocks: Annotated[int | None, typer.Option(help="Text: number of blocks. Default: 1.")] = None,
     policy: Annotated[
         Policy | None,
         typer.Option(help="Default: refresh for pictures, rewrite for text. lifetimes is the paper's."),
@@ -53,7 +53,7 @@ def schedule(
     ] = None,
     tau: Annotated[float | None, typer.Option(help="lifetimes: their scale τ.", rich_help_panel=BY_HAND)] = None,
     min_lifetime: Annotated[
-        float | None, typer.Option(help="lifetimes: the shortest, as a share of the steps.", rich_help_panel=BY_HAND)
+        float | None, typer.Option(help="lifetimes: the least, as a share of the steps.", rich_help_panel=BY_HAND)
     ] = None,
     granularity: Annotated[
         Granularity | None,
@@ -62,7 +62,7 @@ def schedule(
         ),
     ] = None,
 ) -> None:
-    """Decide which steps compute the network, and show the map. Only the policy lifetimes reads weights."""
+    """Choose the steps that evaluate the network, and show them. Only the policy lifetimes reads weights."""
     from tenuto import deciding
     from tenuto.models import Stored
 

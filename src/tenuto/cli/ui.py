@@ -1,4 +1,4 @@
-"""`tenuto ui`: the page in the browser."""
+"""`tenuto ui`: the web page."""
 
 import socket
 from pathlib import Path
@@ -12,7 +12,7 @@ from tenuto.cli.app import MODEL, Device, app
 @app.command(epilog="Example: tenuto ui tiny-sdxl --port 7861")
 def ui(
     model: Annotated[str, typer.Argument(help=MODEL)] = "tiny-dit",
-    host: Annotated[str, typer.Option(help="Address to serve on. 0.0.0.0 lets your network in.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to serve on. 0.0.0.0: your whole network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve on.")] = 7860,
     share: Annotated[bool, typer.Option("--share", help="Also make a public link, through gradio's servers.")] = False,
     results: Annotated[

@@ -189,8 +189,8 @@ def shipped(name: str) -> Path:
     if (place := place_of(name)) is not None:
         return place
     raise CheckpointError(
-        f"{name} is not part of the installed package: it lies in the folder weights of the project. Say where that "
-        "is by the variable TENUTO_WEIGHTS."
+        f"{name} is not part of the installed package: it lies in the folder weights of the project. Set "
+        "the variable TENUTO_WEIGHTS to that folder."
     )
 
 
@@ -255,7 +255,7 @@ def _family(checkpoint: Checkpoint) -> Architecture:
         if isinstance(kind, str):
             if kind.lower().startswith("llada2"):
                 raise CheckpointError(
-                    f"{checkpoint.path} is a LLaDA2: a mixture of experts whose blocks see only what is before them. "
+                    f"{checkpoint.path} is a LLaDA2: a mixture of experts with block-causal attention. "
                     "Neither is implemented; LLaDA-8B, LLaDA-1.5 and Dream-7B are."
                 )
             if kind.lower() not in architectures():  # published configs of Dream write "Dream"

@@ -2,12 +2,12 @@
 
     added → rotary → attended → projected → added → swiglu → projected → added → rotary → …
 
-A block of one text is few tokens that meet all weights, so reading the weights is most of the time. There, a matrix
-product rotates its result, writes the KV cache or applies the gate by itself, or leaves parts of sums (`projected`)
-that the next norm adds up (`added`). For many tokens torch's matrix products are best, and what comes between them is
-`rotated` and `gated`.
+A block of one text has few tokens, so most of the time goes into reading the weights. There, a matrix product also does
+the work that follows it: it rotates its result, writes the KV cache, applies the gate, or leaves parts of a sum
+(`projected`) that the next norm adds up (`added`). For many tokens torch's matrix products are faster; `rotated` and
+`gated` do the work between them.
 
-Everything rounds where the plain functions of `language_block` round, so results differ in the order of sums only. M is
+The kernels round where the plain functions of `language_block` round, so results differ only in the order of sums. M is
 the number of tokens of all texts together. Tokens of one text stand next to each other; `starts` [B + 1] says where the
 texts begin among them, and `spots` [M] where each token stands in the cache: text · N + position, or −1 if nowhere.
 """

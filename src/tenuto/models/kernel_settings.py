@@ -37,9 +37,9 @@ def fastest(tried: Sequence[Settings], run: Callable[[Settings, int], Any], exam
 
 
 def milliseconds(run: Callable[[Settings, int], Any], setting: Settings, examples: int) -> float:
-    """Of running all examples once, after one run that compiles.
+    """The time of running all examples once, after one run that compiles.
 
-    Launching a kernel from Python takes as long as a small kernel runs. So the GPU is kept busy until all are launched.
+    Python needs as long to launch a small kernel as the GPU to run it. So the GPU is kept busy until all are launched.
     """
     run(setting, 0)
     times = []

@@ -189,10 +189,10 @@ class Packed:
         return through(h, blocks, norm, flat, None, keys, step, h.shape)
 
     def spread(self, found: Tensor, made: Tensor) -> Tensor:
-        """What was found for the list [M], where it belongs among the rows, at `made` [B, K]. Elsewhere: anything."""
+        """The results of the list [M], put back among the rows and read at `made` [B, K]; undefined elsewhere."""
         empty = torch.zeros(self.rows.numel(), dtype=found.dtype, device=found.device)
         inside = torch.arange(len(found), device=found.device) < self.starts[-1]
-        # Behind the end, the first slot is written again with what it has.
+        # Entries behind the end repeat the first slot and its value.
         slots, values = torch.where(inside, self.slots, self.slots[0]), torch.where(inside, found, found[0])
         return empty.scatter(0, slots, values).view(self.rows.shape).gather(1, made)
 

@@ -131,7 +131,7 @@ class LanguageBlock(nn.Module):
         return rotate(q, cosines, sines), rotate(k, cosines, sines), v
 
     def merged(self, seen: Tensor) -> Tensor:
-        """What all heads saw, [B, heads, P, d_h], as an update. Its shapes do not depend on the number of keys."""
+        """The outputs of all heads, [B, heads, P, d_h], as an update, whose shape does not depend on the keys."""
         merged: Tensor = self.attn_out(seen.transpose(1, 2).flatten(2))
         return merged
 
@@ -166,7 +166,7 @@ class LanguageBlock(nn.Module):
         self.gate_up = _joined([self.ff_proj.weight, self.up_proj.weight], self.gate_up)
 
     def check_joined(self) -> None:
-        """Forget joined matrices that the layers' weights no longer lie in: weights were replaced, or copied."""
+        """Forget the joined matrices if the weights no longer share their memory: weights were replaced, or copied."""
         for joined, layer in ((self.qkv, self.q_proj), (self.gate_up, self.ff_proj)):
             with suppress(RuntimeError):  # a tensor without values has no address
                 if joined is not None and joined.data_ptr() != layer.weight.data_ptr():

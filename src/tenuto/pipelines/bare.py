@@ -14,7 +14,7 @@ from tenuto.runtime.executor import Executor
 
 
 class Running(Unannounced):
-    """Denoisers in a loop of one's own, which steps a scheduler."""
+    """Denoisers in the user's own loop, which calls scheduler.step."""
 
     def __init__(self, networks: dict[str, nn.Module], scheduler: Any, steps: int | None, request: Request) -> None:
         if not hasattr(scheduler, "step") or not hasattr(scheduler, "timesteps"):

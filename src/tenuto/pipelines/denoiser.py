@@ -37,7 +37,7 @@ def foreign_hand(module: nn.Module) -> str | None:
 
 
 def kind_of_denoiser(request: Request) -> "type[Denoiser]":
-    """What serves a request; the laboratory serves a request that is about the inside of a network."""
+    """The class that serves a request. The laboratory serves requests about the inside of a network."""
     found: type[Denoiser] = offered("denoiser") if request.looks_inside else Denoiser
     return found
 
@@ -72,7 +72,7 @@ class Denoiser:
         return type(self.module).__name__
 
     def configure(self, request: Request) -> None:
-        """Take other settings; refuse those that make no sense, and stay as before."""
+        """Take new settings. If they are invalid, raise an error and keep the old ones."""
         before, self.request = self.request, request
         try:
             self._decide()
@@ -95,7 +95,7 @@ class Denoiser:
         return Unscored(self.kind, self.kind, (WHOLE,))
 
     def _weights_seen(self) -> tuple[object, ...]:
-        """Outputs can be held whatever the weights are: then only what a graph must know of is compared."""
+        """What is compared to notice changed weights. If outputs are held, only changes that concern a graph matter."""
         return weights_seen(self.module, values=self.request.ranked or self.request.on_change == "refuse")
 
     def enter(self, stack: ExitStack, evaluate: Callable[..., Any]) -> None:

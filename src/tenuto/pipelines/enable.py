@@ -51,12 +51,12 @@ def enable(
 
     A pipeline that is enabled already gets the new settings.
 
-    pipe           any diffusers pipeline whose loop evaluates a network and steps a scheduler, modular ones included
+    pipe           any diffusers pipeline whose loop evaluates a network and calls scheduler.step; also modular ones
     budget         share of the steps that evaluate the denoiser, but at least six steps; by default 0.25
     evaluations    instead: how many steps evaluate the denoiser, exactly
-    speedup        instead: how many times as fast as full inference the denoiser's part becomes
-    quality        instead: how near to the full run (dB) the result is to come. Which steps evaluate is then decided on
-                   the way, by what the evaluations so far say; `evaluations` is the most that may be taken
+    speedup        instead: how many times as fast the denoiser becomes
+    quality        instead: the target for the distance to the full run, in dB. The evaluated steps are then chosen
+                   during the run, from the evaluations so far; `evaluations` limits their number
     group          with a quality: the processes of torch.distributed that must evaluate the same steps
     schedule       instead: a schedule, its file, or the hub id of one; it is for one number of steps
     policy         the policy, and `options` its options, as in `tenuto.schedule`
@@ -104,7 +104,7 @@ def enable(
 def configure(pipe: Any, budget: float | None = None, **options: Any) -> None:
     """Give an enabled pipeline other settings for its next generations; the options are those of `enable`.
 
-    Graphs that were recorded stay, as long as outputs are held before and after.
+    Recorded graphs stay, if outputs are held with the old and the new settings.
     """
     _enabled(pipe)
     enable(pipe, budget, **options)
@@ -112,7 +112,7 @@ def configure(pipe: Any, budget: float | None = None, **options: Any) -> None:
 
 def disable(pipe: Any) -> None:
     """Restore an enabled pipeline to what it was before `enable`. A pipeline that is not enabled stays as it is."""
-    for part in reversed(inner_pipelines(pipe) or [pipe]):  # what was enabled last was wrapped around the others
+    for part in reversed(inner_pipelines(pipe) or [pipe]):  # the last one is wrapped around the others
         state = vars(part).pop(STATE, None)
         if isinstance(state, Engine):
             state.close()
@@ -123,7 +123,7 @@ def accelerated(target: Any, budget: float | None = None, **options: Any) -> Ite
     """Within the block a pipeline is enabled; the options are those of `enable`.
 
     A denoiser without a pipeline needs a `schedule`. Within the block, each of its calls is one step, and `start()` of
-    the yielded object begins the next generation. If its loop steps a scheduler, `running` serves it better.
+    the yielded object begins the next generation. If its loop calls scheduler.step, use `running` instead.
     """
     if isinstance(target, nn.Module):
         bare = Bare(target, _request(**{"budget": budget, **options}))

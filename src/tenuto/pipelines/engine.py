@@ -1,10 +1,10 @@
-"""What an enabled pipeline, or a denoiser in a loop of one's own, does while it draws.
+"""Runs an enabled pipeline, or denoisers in the user's own loop.
 
-An engine replaces the calls of the denoisers and of the schedulers' `step`, and hands them to the loop that is running.
-A pipeline says how many steps it takes only when its loop begins, so a generation begins there, too: when the loop asks
-the pipeline for its progress bar. A pipeline without a progress bar, and a loop of one's own, begin with the first
+An engine intercepts the calls of the denoisers and of the schedulers' `step`, and passes them to the running loop. The
+number of steps is known only when a pipeline's loop begins. So a generation begins when the loop asks the pipeline for
+its progress bar. In a pipeline without a progress bar, and in the user's own loop, a generation begins with the first
 evaluation. Calls outside of such a loop run the original denoiser. So do the calls of a callback, which runs after the
-scheduler's step and before the loop goes on.
+scheduler's step and before the next step begins.
 
 Steps are counted on the host: nothing is read from the device.
 """
@@ -47,7 +47,7 @@ class Engine:
         self.name = name
         self.request = request
         self.last: Loop | None = None
-        self._loops: dict[int, list[Loop]] = {}  # by thread, the innermost last: a callback may generate, too
+        self._loops: dict[int, list[Loop]] = {}  # by thread, the innermost last: a callback may also generate
         self._watched: dict[int, tuple[Any, ExitStack]] = {}  # schedulers, and what restores them
         self._said: set[str] = set()
         self._stack = ExitStack()

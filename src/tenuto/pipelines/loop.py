@@ -1,7 +1,7 @@
-"""One generation of a pipeline: which of its steps evaluate the denoisers, and what the others are given instead.
+"""One generation of a pipeline: which of its steps evaluate the denoisers, and what the denoisers return at the others.
 
-A step is: the denoisers are called, then the scheduler's `step` reads what the loop made of their outputs. If outputs
-are held, this is where they are held (tenuto.runtime.stepping). At a held step a denoiser is not evaluated. Its call
+In each step the loop calls the denoisers, and then calls the scheduler's `step` with the guided output. Outputs are
+held and predicted at this second call (tenuto.runtime.stepping). At a held step a denoiser is not evaluated. Its call
 returns the output of its last evaluation, which has the right shape and is not used.
 """
 
@@ -62,8 +62,8 @@ class Loop:
         self.first = first
         self.in_full = ""  # why everything is computed, if it is
         self.told_to_go_on = False  # whether the loop says when a step is over, callbacks included
-        self.untold = 0  # the number of steps at the beginning after which it says nothing
-        self.outside = False  # whether the scheduler's step is over and the loop has not gone on yet: callbacks run
+        self.untold = 0  # the number of steps at the beginning for which it does not say this
+        self.outside = False  # whether callbacks run: after the scheduler's step, before the loop's next step
         self.step = 0
         self.lanes: dict[Key, Lane] = {}
         self.evaluations: list[Evaluation] = []
@@ -135,7 +135,7 @@ class Loop:
         self.outside = self.told_to_go_on and self.step + 1 > self.untold
 
     def went_on(self) -> None:
-        """The loop went on without a word, and its last evaluation was taken for a callback's: plan the rest anew."""
+        """The loop's next step began unannounced, so its evaluation looked like a callback's: plan the rest anew."""
         self.told_to_go_on = self.outside = False
         self._advance()
         self.schedule = None
@@ -279,7 +279,7 @@ class Loop:
         self._warn(f"{why[0].upper()}{why[1:]}. Everything is computed, and nothing is gained. {advice}".strip())
 
     def refuse_noise(self, scheduler: Any) -> None:
-        """Hold nothing, because outputs jump with the scheduler's noise: what is predicted is far off."""
+        """Hold nothing: outputs change with the scheduler's random noise, so predictions would be far off."""
         self.compute_in_full(
             f"{type(scheduler).__name__} adds random noise at every step, so the network's output cannot be predicted",
             "Choose a scheduler without randomness (DDIM, Euler, DPM-Solver++, UniPC), or say how many evaluations "
@@ -289,8 +289,8 @@ class Loop:
     def take_noise(self, scheduler: Any) -> None:
         """A scheduler adds noise. Hold something only if a number of evaluations was asked for, and say what it costs.
 
-        The clean estimate changes less than the output, and the sample brings the new noise along. In few steps (LCM,
-        TCD) it changes too much.
+        The clean estimate changes less than the output, and the sample already contains the new noise. In few steps
+        (LCM, TCD) the estimate changes too much.
         """
         if not self._counted or self.steps <= FEW_STEPS or self._nature_of(scheduler).levels is None:
             return self.refuse_noise(scheduler)

@@ -110,7 +110,7 @@ def _mark(work: float) -> str:
 
 
 def _too_few_steps(steps: int, request: "Request") -> str:
-    """Why a share of the steps is all of them; empty if it is not, or if something else was asked for."""
+    """Why a budget evaluates all steps; empty if it does not, or if something else was asked for."""
     asked = (request.given, request.evaluations, request.quality, request.policy, *request.options)
     a_share = all(one is None for one in asked) and (request.budget or 0) < 1
     return f"with {steps} steps there is nothing to leave out" if a_share and steps <= LEAST else ""

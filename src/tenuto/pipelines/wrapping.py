@@ -28,7 +28,7 @@ class Replacement:
 
     @property
     def __self__(self) -> Any:
-        """As a bound method says whose it is."""
+        """The owner, under the name that bound methods use."""
         return self._owner
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

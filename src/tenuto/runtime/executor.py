@@ -18,8 +18,8 @@ jagged  one CUDA graph for each program; the graph contains only what is compute
 
 skip and jagged give the same result, up to the rounding of their kernels; eager gives the result of full inference.
 
-Without graphs, a generation owns all it keeps. Graphs and their buffers belong to the executor and serve one generation
-at a time. If a second generation runs meanwhile, the second one skips in Python, and a warning says so.
+Without graphs, a generation owns the values that it keeps. Graphs and their buffers belong to the executor and serve
+one generation at a time. If a second generation runs meanwhile, it runs without graphs, and a warning says so.
 """
 
 import inspect
@@ -82,7 +82,7 @@ class Executor:
     ) -> None:
         """network   called as network(…, residual=…)
         schedule  without one, everything is computed at every step
-        mode      auto: jagged on a GPU, skip elsewhere; outputs: skip also on a GPU that does not wait for Python
+        mode      auto: jagged on a GPU, skip elsewhere. If outputs are kept and the GPU does not wait for Python: skip
         compiled  compile the network's branch functions, each once
         module    the module that the network runs, if the network is not a module itself
         """
@@ -186,7 +186,7 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing that is kept will be read again."""
+        """Whether no later step reads a kept value."""
         schedule = self._executor.schedule
         return self.broken or (schedule is not None and self.step >= schedule.steps)
 

@@ -99,7 +99,7 @@ def nature_of(scheduler: Any, first: int = 0, steps: int | None = None) -> Natur
 
 
 def _key(scheduler: Any, first: int, steps: int) -> tuple[Any, ...]:
-    """What decides over a scheduler's nature: its class, its config, its timesteps and its noise levels."""
+    """What a scheduler's nature depends on: its class, its config, its timesteps and its noise levels."""
     sigmas = getattr(scheduler, "sigmas", None)
     numbers = [None if one is None else tuple(torch.as_tensor(one).tolist()) for one in (scheduler.timesteps, sigmas)]
     config = json.dumps(dict(getattr(scheduler, "config", {})), sort_keys=True, default=str)

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 STAGES = 4  # how many signatures of inputs keep their graphs; the least recently used one is dropped
 SIGNATURES = 8  # for how many signatures of inputs one stage records graphs
 MANY = 512  # tokens; above that, full steps with a KV cache are not recorded
-BUSY = 2.0  # if the GPU computes so many times longer than Python takes to launch its kernels, a graph gains nothing
+BUSY = 2.0  # if the GPU needs this many times longer than Python needs to launch the kernels, a graph gains nothing
 ROWS = "rows of held units"  # the name of these positions among the inputs of a graph
 
 
 class Inputs(NamedTuple):
-    """The inputs of a generation's first evaluation; their signature says for which others they stand."""
+    """The inputs of a generation's first evaluation. Later inputs with the same signature use the same graphs."""
 
     signature: Signature
     inputs: tuple[Any, ...]
@@ -259,6 +259,6 @@ class Stage:
 def _many(leaves: Sequence[Any]) -> bool:
     """Whether the first input has so many tokens that computing them all keeps a GPU busy without a graph.
 
-    A graph would gain nothing there, and its memory for all activations could be had by nobody else.
+    A graph would gain nothing then, and it would reserve memory for all activations.
     """
     return isinstance(leaves[0], Tensor) and leaves[0].numel() >= MANY

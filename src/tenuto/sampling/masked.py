@@ -1,7 +1,7 @@
 """Text from masks: the sampling loop of masked diffusion language models, block after block.
 
-It is LLaDA's `generate`, with the rules of Dream's `diffusion_generate` for which tokens to keep. `parallel` is the
-other loop, which writes as many tokens at a time as the network is sure of.
+This is LLaDA's `generate`, with the rules of Dream's `diffusion_generate` for choosing the tokens to keep. The other
+loop, `parallel`, writes all tokens with a high probability at once.
 
 Within a block every step is one network evaluation that writes a number of tokens known ahead. So the host does not
 wait for the device within a block: no value is read back, and every shape is fixed.

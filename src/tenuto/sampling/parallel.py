@@ -1,7 +1,7 @@
-"""Parallel decoding: each evaluation writes every token of the block that the network is sure of, and at least one.
+"""Parallel decoding: each evaluation writes every token of the block with a high probability, and at least one.
 
 Fast-dLLM (Wu et al.) showed that tokens above a probability of 0.9 can be written together without loss. Here every row
-of a batch goes at its own pace. All of the following is decided on the device:
+of a batch is decoded independently. The device decides all of the following:
 
     block     the row's first block that still has a mask; or a sliding window, the leftmost masks of the whole text
     computed  with a KV cache: the tokens that the last evaluation wrote, because the cache holds a mask in their place;
@@ -11,9 +11,10 @@ of a batch goes at its own pace. All of the following is decided on the device:
               block, no mask was computed: this evaluation only brings the cache up to date
     ended     a row ends when no mask is left, or none before its first end-of-text
 
-So all shapes are fixed, graphs serve, and nothing waits for the host. The host learns one evaluation late what was
-written, and that all rows have ended; the one evaluation that it started meanwhile writes nothing. Only for large
-batches it waits for the number of needed positions, to compute no others (`packs`).
+So all shapes are fixed, CUDA graphs can be used, and the device does not wait for the host. The host learns one
+evaluation late which tokens were written, and whether all rows have ended; the evaluation that it started meanwhile
+writes nothing. Only for large batches the host waits for the number of needed positions, to compute only these
+(`packs`).
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence

@@ -33,10 +33,10 @@ def plan(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """The places of each row's block [B, block], which of them may be written, the computed positions and their number.
 
-    computed  [B, P], counted from the prompts' ends; None: the schedule computes the same at all
-    needed    [B]: so many of them, from the left, are needed; the others repeat the first. 0 if the row has ended
+    computed  [B, P], counted from the ends of the prompts; None: the schedule treats all positions alike
+    needed    [B]: how many of them are needed, from the left; the others repeat the first. 0 if the row has ended
 
-    Of a row that has ended: any block. `stale` is brought up to date with what will be computed.
+    For a row that has ended, the block is arbitrary. `stale` is updated for the positions that will be computed.
     """
     n, count = torch.arange(tokens.shape[1], device=tokens.device), rules.block
     masked = tokens == rules.mask
@@ -70,7 +70,7 @@ def plan(
 def packing(needed: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Which of the computed positions [B, most] are needed, as one list [B · most], and where each row begins in it.
 
-    The list's end, behind the last row's, means nothing. [B + 1]: the beginnings, and the end.
+    Entries of the list behind the last row are undefined. [B + 1]: where the rows begin, and where the last one ends.
     """
     starts = F.pad(needed.cumsum(0), (1, 0))
     place = torch.arange(most, device=needed.device)

@@ -25,7 +25,7 @@ def rewrite(
     """For text: compute everything at some steps, and only the positions that matter at the others.
 
     every, budget  the refresh period within a block; or a budget, which is not exceeded if possible. Blocks leave few
-                   periods to choose from, and the period nearest to the budget could mean to compute everything
+                   periods to choose from, and the nearest one might compute everything
     blocks         how many blocks the text is written in; each block begins with a full step
     rows           the positions that are computed at every step. By default, with several blocks: those of the block
                    that is being written. With one block: those written since the last full step

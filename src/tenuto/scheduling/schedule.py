@@ -74,19 +74,21 @@ class Schedule:
         if self.keep not in get_args(Keep):
             raise ScheduleError(f"keep is one of {', '.join(get_args(Keep))}, not {self.keep!r}.")
         if self.keep in ("output", "keys") and not (self.active == self.active[0]).all():
-            raise ScheduleError(f"Where the {self.keep} is kept, every step computes all units or none.")
+            raise ScheduleError(f"If the {self.keep} is kept, every step must compute all units or none.")
         if self.corrected and self.keep != "output":
             raise ScheduleError(f"Only outputs are corrected, and this schedule keeps {self.keep!r}.")
         if self.ahead and not self.corrected:
             raise ScheduleError("The first evaluation asks ahead only where outputs are corrected.")
         if self.keep == "output" and self.rows != "none":
-            raise ScheduleError("Where the output is held, there are no rows of held units to compute.")
+            raise ScheduleError("If the output is kept, held steps compute no rows: rows must be 'none'.")
         if self.keep == "keys" and self.rows not in ("block", "generated"):
-            raise ScheduleError("Where keys are held, the block or all that is generated is computed at every step.")
+            raise ScheduleError("If keys are kept, every step must compute the block or all of the text (rows).")
         if self.rows not in get_args(Rows):
             raise ScheduleError(f"Rows are one of {', '.join(get_args(Rows))}, not {self.rows!r}.")
         if self.rows != "none" and self.predict != "constant":
-            raise ScheduleError("Where some positions of held units are computed, the others are held as they were.")
+            raise ScheduleError(
+                "If rows are computed, the other positions are held as they were: predict must be 'constant'."
+            )
         if self.blocks < 1 or self.steps % self.blocks:
             raise ScheduleError(f"{self.steps} steps cannot be shared equally among {self.blocks} blocks.")
         object.__setattr__(self, "active", self.active.copy())

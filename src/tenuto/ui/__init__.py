@@ -1,1 +1,1 @@
-"""A page in the browser to look at schedules and try them (extra `ui`)."""
+"""A web page to look at schedules and try them (extra `ui`)."""

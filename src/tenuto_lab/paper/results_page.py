@@ -12,39 +12,41 @@ MOST = 24  # rows of a table on the page
 INTRODUCTION = """\
 # The paper's experiments, done again
 
-Tenuto began as an implementation of a paper, "Spectral-Guided Diffusion". The paper decides from the weights alone how
-long each part of a diffusion model is computed before it is held for good. This page repeats every experiment of the
-paper on the small models that come with Tenuto, and says of every claim whether it holds here.
+Tenuto began as an implementation of a paper, "Spectral-Guided Diffusion". The paper gives each residual branch of a
+diffusion model a *lifetime*, computed from the weights alone. After its lifetime the branch is never computed again.
+This page repeats every experiment of the paper on the small models that come with Tenuto. It says for every claim of
+the paper whether the claim holds here.
 
 ## In one screen
 """
 
 READING = """
 **How a verdict is made.** The paper's own metric decides: FID for pictures, right answers for text. Both
-ways draw from the same noise, and the interval is of the paired difference. A claim holds (*yes*) or does not (*no*)
-only if the interval says so after Holm's correction for all comparisons of the experiment; otherwise this measurement
-*cannot tell*. If no answer changes under any schedule, the task is too easy, and it cannot tell either. How near the
-outputs are to the full run's (dB, or equal tokens) stands beside it with a verdict of its own. A claim about every
-model fails with one sure *no*.
+methods start from the same noise, and the interval is that of the paired difference. Holm's correction covers all
+comparisons of an experiment. If the corrected interval excludes zero, the claim holds (*yes*) or does not hold (*no*).
+Otherwise the verdict is *cannot tell*. If no answer changes under any schedule, the task is too easy, and the verdict
+is *cannot tell* as well. The column *nearness* shows how near the outputs are to the full run (in dB, or as the share
+of equal tokens), and the column *nearer* gives a separate verdict on this. A claim about every model fails if one model
+gives a *no*.
 
-**What this page cannot say.** The models are small (2 to 15 million parameters, 32 x 32 pictures, short texts). A
-claim that fails here may hold on large models, and a claim that holds here is no proof. FIDs are taken in a small
-classifier's features; compare them with each other, not with published ones. *By blocks* means that the branches of a
-block share one score and one lifetime, as the paper counts its layer-steps; *by branches*, each has its own.
+**Limits of this page.** The models are small (2 to 15 million parameters, 32 x 32 pictures, short texts). A claim that
+fails here may hold on large models, and a claim that holds here is no proof. The FIDs use the features of a small
+classifier. Compare them with each other, not with published FIDs. *By blocks* means that the branches of a block share
+one score and one lifetime, as the paper counts its layer-steps. *By branches* means that each branch has its own.
 """
 
 
 REJUDGED = """\
-**Where today's figures come from.** The verdicts on these experiments were made later, from figures
-measured before, by branches only, at 50 steps (text: 64), with 3 seeds and one random order, in which the paired
-difference of two FIDs was not stored. Its interval is therefore as wide as any correlation could make it. The commands
-below measure them again with the paper's protocol. This concerns: {titles}.
+**Older measurements.** Some verdicts were computed later from older measurements. These were made by branches only, at
+50 steps (text: 64), with 3 seeds and one random order. They do not contain the paired difference of two FIDs, so its
+interval assumes the worst correlation. The commands below measure these experiments again with the paper's protocol:
+{titles}.
 """
 
 
 PARTS = """\
-**Measured at one commit**, {made}, by many processes that shared the GPU with other work, so their rows about time say
-*not measured*: {titles}. Matrix products are TF32. """
+**Newer measurements.** Several processes measured these experiments at one commit ({made}): {titles}. They
+shared the GPU with other work, so rows about time say *not measured*. Matrix products are TF32. """
 
 
 def results_page(records: Sequence[Mapping[str, Any]], folder: str, ladder: Mapping[str, Any] | None = None) -> str:
@@ -89,8 +91,8 @@ def running() -> list[str]:
     """Which command makes which table of the paper, and how long that takes."""
     lines = [
         "## Run it again\n",
-        "`pip install '.[lab]'`. All of it on one GPU, in pieces of ten minutes; the same command goes on "
-        "where it stopped:",
+        "Install with `pip install '.[lab]'`. To run all experiments on one GPU, in parts of ten minutes (the same "
+        "command continues where it stopped):",
         "",
         "```",
         "tenuto lab experiment all --device cuda --resume --minutes 9",
@@ -98,8 +100,8 @@ def running() -> list[str]:
         "python -m benchmarks.ladder",
         "```",
         "",
-        "One process leaves most of a large GPU idle. Many at a time, each with its own file of trials, then the times "
-        "alone, then everything put together:",
+        "One process leaves most of a large GPU idle. To use several processes, measure first, then measure the times "
+        "alone, then join the results:",
         "",
         "```",
         "python -m benchmarks.experiments measure --minutes 9",
@@ -107,15 +109,13 @@ def running() -> list[str]:
         "python -m benchmarks.experiments assemble",
         "```",
         "",
-        "The same in bfloat16, beside it: `tenuto lab experiment all --device cuda --dtype bfloat16 --resume "
-        "--minutes 9 "
-        "-o results/experiments-bfloat16`. A run that stopped in time ends with the status 75.",
+        "In bfloat16: `tenuto lab experiment all --device cuda --dtype bfloat16 --resume --minutes 9 "
+        "-o results/experiments-bfloat16`. If a run reaches its time limit, its exit code is 75.",
         "",
-        "One table of the paper. The times are estimates for one H200 with the paper's protocol (100 steps, "
-        "50 of SDXL; "
-        "10 seeds), not measurements. Without a GPU, add `--samples 8 --seeds 1 --steps 20`: that shows the "
-        "machinery, and "
-        "its verdicts will mostly be *cannot tell*.",
+        "To repeat one table of the paper, use one of these commands. The times are estimates for one H200 with the "
+        "paper's protocol (100 steps, SDXL 50; 10 seeds), not measurements. Without a GPU, add "
+        "`--samples 8 --seeds 1 --steps 20`. So few samples only show that the commands work: most verdicts will be "
+        "*cannot tell*.",
         "",
         "| in the paper | command | about |",
         "|---|---|---:|",
@@ -126,7 +126,7 @@ def running() -> list[str]:
         lines.append(f"| {one.where}: {one.title.lower()} | `tenuto lab experiment {one.name}{device}` | {where} |")
     lines += [
         "",
-        "On a checkpoint of your own, in the layout that it was published in:",
+        "On your own checkpoint, in its published layout:",
         "",
         "```",
         "tenuto lab experiment rankings --checkpoint DiT-XL-2 --vae vae --dtype bfloat16 --device cuda \\",
@@ -138,8 +138,8 @@ def running() -> list[str]:
         "    --dtype bfloat16 --device cuda",
         "```",
         "",
-        "These three were tried on miniatures of the same layouts (`tests/lab/paper/test_real_layouts.py`), not on the "
-        "published weights.",
+        "These three commands were tested on small checkpoints with the same layouts "
+        "(`tests/lab/paper/test_real_layouts.py`), not on the published weights.",
     ]
     return lines
 
