@@ -29,6 +29,16 @@ from tenuto.runtime import prediction
 from tenuto.runtime.levels import Levels, Nature, nature_of
 from tenuto.runtime.stepping import Stepping, restore, sample_in, snapshot
 
+CLIPPED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "DDIM, clipped": (
+        DDIMScheduler,
+        {"clip_sample": True, "beta_schedule": "squaredcos_cap_v2", "timestep_spacing": "trailing"},
+    ),
+    "DPM-Solver++, clipped": (
+        DPMSolverMultistepScheduler,
+        {"algorithm_type": "dpmsolver++", "thresholding": True, "beta_schedule": "squaredcos_cap_v2"},
+    ),
+}
 SOLVERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "DDIM": (DDIMScheduler, {"clip_sample": False}),
     "DDIM, velocity": (DDIMScheduler, {"clip_sample": False, "prediction_type": "v_prediction"}),
@@ -46,7 +56,7 @@ every_solver = pytest.mark.parametrize("solver", SOLVERS)
 
 
 def made(solver: str, steps: int = STEPS) -> Any:
-    kind, config = SOLVERS[solver]
+    kind, config = {**SOLVERS, **CLIPPED}[solver]
     scheduler = kind(**config)
     scheduler.set_timesteps(steps // 2 if kind is HeunDiscreteScheduler else steps)
     return scheduler
@@ -459,3 +469,28 @@ def test_a_snapshot_brings_a_scheduler_back_to_where_it_was(solver: str) -> None
     scheduler.surplus = 1
     restore(scheduler, states[0])
     assert not hasattr(scheduler, "surplus")
+
+
+@pytest.mark.parametrize("solver", CLIPPED)
+def test_an_estimate_is_kept_as_the_scheduler_clips_it(solver: str) -> None:
+    """Almost without signal, a small error of the network is an estimate far outside of any picture."""
+    levels = levels_for(solver)
+    picture = noise(seed=1).clamp(-0.9, 0.9)
+
+    def network(step: int, sample: Tensor) -> Tensor:
+        p, q = levels.estimated[step]
+        return (picture - p * sample) / q + 0.05 * noise(seed=2)  # an error of the output
+
+    steps = len(made(solver).timesteps)
+    assert (levels.estimated[0][1] * 0.05 * noise(seed=2)).abs().max() > 10  # of the first estimate
+    run = Run(solver, [step % 4 == 0 or step == steps - 1 for step in range(steps)])
+    near = (run(network) - full(solver, network)).abs().max()
+    assert near < 0.05
+    assert max(kept.abs().max() for _, kept in run.stepping._kept) <= 1
+
+
+def test_what_a_scheduler_does_not_clip_is_kept_as_it_is() -> None:
+    levels = levels_for("DDIM")
+    run = Run("DDIM")
+    run(sure(levels, noise(seed=1) * 5))
+    assert max(kept.abs().max() for _, kept in run.stepping._kept) > 5

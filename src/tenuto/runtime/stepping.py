@@ -6,6 +6,9 @@ predicted is the network's estimate of the clean picture. The output that belong
 predicted instead, and nothing is corrected. If the levels of a scheduler are not known, its outputs are predicted as
 they are. `python -m benchmarks.search` and `python -m benchmarks.strong_rivals` are where this was found.
 
+If the scheduler clips the estimate, it is kept as the scheduler uses it, clipped. Where there is hardly any signal, an
+estimate is the network's error divided by the signal: unclipped, it would dominate all predictions after it.
+
 Correction. At a refresh the values in between can be interpolated, which is more accurate than extrapolating them. So
 the scheduler takes the steps since the last refresh once more, from the state and the sample it had there, and goes on
 from the corrected sample: a predictor-corrector method that costs no evaluation. The refreshed value was computed from
@@ -61,6 +64,7 @@ class Stepping:
         self._account = Account(pace)
         self._order = order
         self._levels = nature.levels
+        self._range = range_of(scheduler)
         self._places = places_of(nature.levels, len(self._computed))
         self._ahead = ahead if nature.levels is not None else 0
         self._places[: self._ahead] = [self._places[self._ahead]] * self._ahead  # they share the place of its value
@@ -187,7 +191,8 @@ class Stepping:
         if self._levels is None:
             return output.to(wide, copy=True)
         p, q = self._parts(step)
-        return torch.add(p * sample.to(wide), output.to(wide), alpha=q)
+        value = torch.add(p * sample.to(wide), output.to(wide), alpha=q)
+        return value if self._range is None or self._keeps_noise else value.clamp_(-self._range, self._range)
 
     def _output(self, step: int, value: Tensor, sample: Tensor) -> Tensor:
         """The output that belongs to a kept value and a sample."""
@@ -217,6 +222,15 @@ class Stepping:
 def taken_for_picture(signal: float, noise: float) -> float:
     """By how much the clean estimate follows a sample that changes: exact for pictures of this variance."""
     return signal * VARIANCE / (signal**2 * VARIANCE + noise**2)
+
+
+def range_of(scheduler: Any) -> float | None:
+    """The largest magnitude to which a scheduler clips the estimate of the clean picture; None if it does not clip."""
+    config = getattr(scheduler, "config", {})
+    if config.get("clip_sample"):
+        return float(config.get("clip_sample_range", 1.0))
+    largest = config.get("sample_max_value", 1.0)
+    return 1.0 if config.get("thresholding") and largest == 1 else None  # up to one, thresholding is clipping
 
 
 def places_of(levels: Levels | None, steps: int) -> list[int]:
