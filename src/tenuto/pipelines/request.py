@@ -125,12 +125,17 @@ class Request:
         return same and not self.holds_units and not other.holds_units
 
 
+def option_names() -> list[str]:
+    """All options of `enable`, those of every policy included."""
+    own = [one for one in Request.__dataclass_fields__ if one not in ("given", "options")]
+    return sorted({"schedule", *own, *(one for kind in deciding.POLICIES.values() for one in kind.options)})
+
+
 def _remedy(name: str) -> str:
     """What may have been meant by an option that there is not."""
     if name in ("steps", "num_inference_steps"):
         return " The number of steps is given where you generate: pipe(…, num_inference_steps=50)."
-    own = [one for one in Request.__dataclass_fields__ if one not in ("given", "options")]
-    known = sorted({"schedule", *own, *(one for kind in deciding.POLICIES.values() for one in kind.options)})
+    known = option_names()
     if near := get_close_matches(name, known, 1):
         return f" Did you mean {near[0]}?"
     return f" The options are {', '.join(known)}."
