@@ -90,7 +90,7 @@ class Request:
             most = "" if self.evaluations is None else f", with at most {self.evaluations} evaluations"
             return f"a quality of {self.quality:g} dB{most}"
         if self.evaluations is not None:
-            return f"{self.evaluations} evaluations"
+            return f"{self.evaluations} evaluation" + ("" if self.evaluations == 1 else "s")
         if self.speedup is not None:
             return f"{self.speedup:g} times as fast"
         chosen = [f"{name} {value}" for name, value in self.options if name in ("every", "tau", "keep", "held")]
