@@ -27,6 +27,30 @@ def test_seeds_that_make_no_sense_are_refused_at_once(seeds: Any) -> None:
         tenuto.compare(object(), seeds=seeds)
 
 
+@pytest.mark.parametrize("ask", [tenuto.compare, tenuto.configure, tenuto.disable, tenuto.enable, tenuto.summary])
+@pytest.mark.parametrize("thing", [5, None, "owner/name"])
+def test_what_is_no_pipeline_is_refused_in_words(ask: Any, thing: Any) -> None:
+    with pytest.raises(UsageError, match="Only a diffusers pipeline"):
+        ask(thing)
+
+
+def test_every_option_of_enable_can_be_compared() -> None:
+    """Many pipelines ignore arguments that they do not know, so an option that reached them would be lost."""
+    pipe = tiny("sd1")
+    assert compared(pipe, evaluations=9).summary.computed == 9
+    assert compared(pipe, speedup=2).summary.computed == 8
+    assert compared(pipe, quality=20).summary.asked == "a quality of 20 dB"
+    assert compared(pipe, every=4, options={"keep": "branch"}).summary.keep == "branch"
+
+
+@pytest.mark.parametrize(
+    ("slip", "remedy"), [("budgt", "mean budget"), ("evaluation", "mean evaluations"), ("steps", "num_inference_steps")]
+)
+def test_a_slip_is_not_handed_to_a_pipeline_that_ignores_it(slip: str, remedy: str) -> None:
+    with pytest.raises(UsageError, match=remedy):
+        compared(tiny("sd1"), **{slip: 8})
+
+
 def test_a_run_that_is_not_finite_is_not_taken_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = tiny("sd1")
     plain, calls = pipe.unet.forward, 0

@@ -12,6 +12,7 @@ import inspect
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,14 @@ from torch import Tensor
 
 from tenuto.errors import UsageError, check_whole
 from tenuto.pipelines.enable import accelerated, disable, enable, state_of, summary
+from tenuto.pipelines.request import option_names
 from tenuto.pipelines.summary import Summary
 from tenuto.quality import of_pictures, psnr
 from tenuto.showing.images import labelled_grid, save_image
 
 NEARER = 1.0  # dB; if the lead is smaller, fewer plain steps are about as good
 MOST_SEEDS = 64
+ALIKE = 0.8  # by difflib's measure; a name this near to an option of ours is a slip
 WIDEST = 256  # pixels of a picture on the sheet
 
 
@@ -86,15 +89,19 @@ def compare(
     """Draw a request in full, with held steps and with fewer steps, from the same noise.
 
     seeds    the number of seeds, or the seeds themselves
-    budget   and `options` (a dictionary): the settings of `tenuto.enable`; by default those that the pipeline has
+    budget   or another option of `tenuto.enable` (evaluations, speedup, quality, …); by default those that the
+             pipeline has
+    options  the same as a dictionary, for options that are also arguments of the pipeline
     call     what the pipeline is called with: prompt, num_inference_steps, …
     """
     numbers = _numbers(seeds)
+    before = state_of(pipe)
     if "generator" in call:
         raise UsageError("Give seeds instead of a generator: every run begins from the same noise.")
-    before = state_of(pipe)
-    settings = {"budget": budget, **(options or {})}
-    if before is not None and budget is None and not options:
+    named = _options_among(call, pipe)
+    call = {name: value for name, value in call.items() if name not in named}
+    settings = {"budget": budget, **named, **(options or {})}
+    if before is not None and budget is None and not named and not options:
         settings = before.request.settings()
     disable(pipe)
     try:
@@ -114,6 +121,18 @@ def compare(
             enable(pipe, **before.request.settings())
     full, held, plain = _scaled(full, held, plain)
     return Comparison(full, held, plain, {"full": full_seconds, "held": held_seconds, **plain_seconds}, told)
+
+
+def _options_among(call: dict[str, Any], pipe: Any) -> dict[str, Any]:
+    """The options of `enable` among the arguments. Many pipelines silently ignore arguments that they do not know."""
+    own, known = inspect.signature(type(pipe).__call__).parameters, option_names()
+    others = {name: value for name, value in call.items() if name not in own}
+    for name in others:
+        if name == "steps":
+            raise UsageError("The number of steps is called num_inference_steps, as in a call of the pipeline.")
+        if name not in known and (near := get_close_matches(name, known, 1, ALIKE)):
+            raise UsageError(f"There is no option {name!r}. Did you mean {near[0]}?")
+    return {name: value for name, value in others.items() if name in known}
 
 
 def _numbers(seeds: Any) -> list[int]:

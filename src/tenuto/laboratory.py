@@ -35,8 +35,8 @@ def offers(group: str) -> tuple[str, ...]:
 @cache
 def _named(group: str) -> dict[str, EntryPoint]:
     found = {entry.name: entry for entry in entry_points(group=group)}
-    if not found and PROJECT.is_file():  # a checkout that is not installed
+    if PROJECT.is_file():  # a checkout that is not installed, or that has changed since
         project = tomllib.loads(PROJECT.read_text(encoding="utf-8")).get("project", {})
         named = project.get("entry-points", {}).get(group, {}) if project.get("name") == "tenuto" else {}
-        found = {name: EntryPoint(name, value, group) for name, value in named.items()}
+        found |= {name: EntryPoint(name, value, group) for name, value in named.items()}
     return found

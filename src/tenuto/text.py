@@ -110,7 +110,7 @@ class Writing(Iterator[Written]):
 class LanguageModel:
     def __init__(self, model: Model, *, mode: Mode = "auto", compiled: bool = False) -> None:
         if model.architecture.asks_for != "prompt":
-            raise UsageError(f"{model.name} draws, it does not write; use tenuto.load and tenuto.generate.")
+            raise UsageError(f"{model.name} draws, it does not write: generate pictures with it.")
         self.model = model
         self._mode: Mode = mode
         self._compiled = compiled

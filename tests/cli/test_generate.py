@@ -19,7 +19,7 @@ def test_generate_with_and_without_a_schedule(tenuto: Run, model: Path, tmp_path
     tenuto("schedule", model, "--steps", 6, "--every", 2, "-o", "schedule.json")
     status, out, _ = tenuto("generate", model, "--schedule", "schedule.json", "--class", 3, "--count", 2, "-o", "held")
     assert status == 0
-    assert "2 pictures in held" in out and "50% of the unit-steps" in out
+    assert "2 pictures in held" in out and "6 steps, 3 of them evaluated" in out
     pictures = sorted((tmp_path / "held").glob("*.png"))
     assert [p.name for p in pictures] == ["00000-class3.png", "00001-class3.png"]
     assert Image.open(pictures[0]).size == (8, 8)

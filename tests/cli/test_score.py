@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tenuto.cli import console
 from tests.cli.conftest import Run
 from tests.conftest import random_dit, write_checkpoint
 
@@ -17,6 +18,13 @@ def test_score_prints_a_table_and_writes_the_file(tenuto: Run, model: Path, tmp_
     assert status == 0
     assert "blocks.2.mlp" in out and "attention" in out and "Wrote scores.json" in err
     assert json.loads((tmp_path / "scores.json").read_text())["format"] == FORMAT
+
+
+def test_figures_are_whole_in_a_narrow_terminal(tenuto: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in (80, 66):
+        monkeypatch.setattr(console.out, "width", columns)
+        out = tenuto("score", model)[1]
+        assert "1.0000" in out and "…" not in out
 
 
 def test_score_as_json(tenuto: Run, model: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tenuto.cli import console
 from tenuto.cli.console import clean
 from tests.cli.conftest import Run
 
@@ -26,6 +27,14 @@ def test_show_draws_tables_pages_and_pictures(tenuto: Run, model: Path, tmp_path
         )
         assert Image.open(tmp_path / f"{file}.png").width > 500
         assert json.loads(tenuto("show", file, "--json")[1]) == json.loads((tmp_path / file).read_text())
+
+
+def test_a_long_fact_goes_on_below_its_beginning(tenuto: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tenuto("schedule", model, "--steps", 50, "-o", "schedule.json")
+    monkeypatch.setattr(console.out, "width", 60)
+    lines = tenuto("show", "schedule.json")[1].splitlines()
+    begun = next(i for i, line in enumerate(lines) if "quadratic" in line)
+    assert lines[begun].index("the network's") == len(lines[begun + 1]) - len(lines[begun + 1].lstrip())
 
 
 def test_a_schedule_of_the_first_format_is_shown_and_says_so(tenuto: Run, model: Path, tmp_path: Path) -> None:

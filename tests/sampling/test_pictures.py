@@ -232,3 +232,8 @@ def test_nothing_in_the_loop_waits_for_the_device(checkpoint):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(steps) == 10
+
+
+def test_prompts_for_a_model_of_classes_are_refused_with_what_it_takes(model):
+    with pytest.raises(UsageError, match=r"no option 'prompts'.*classes=\[…\]"):
+        tenuto.generate(model, prompts=["a shoe"], steps=4)

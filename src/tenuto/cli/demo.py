@@ -192,7 +192,7 @@ def _write(
         f"{result['guidance']}, drawn twice from the same noise.",
         figures=[
             (f"{result['speedup']:.1f}×", "wall-clock speed-up"),
-            (f"{schedule.budget:.0%}", "of unit-steps computed"),
+            (f"{schedule.budget:.0%}", "of the steps evaluated"),
             (_decibels(result["psnr_mean"]), "PSNR to the full run"),
         ],
         pictures=pictures,

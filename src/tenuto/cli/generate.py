@@ -204,12 +204,13 @@ class Record:
     def finish(self, what: str, tell: Callable[[str], object]) -> None:
         """Say what was made, or print it as JSON."""
         from tenuto.cli.console import print_json
+        from tenuto.showing.facts import share
 
         facts = self.write()
         if self.as_json:
             print_json(facts)
         else:
-            work = "" if self.schedule is None else f", {self.schedule.budget:.0%} of the unit-steps computed"
+            work = "" if self.schedule is None else f", {share(self.schedule)}"
             if self.told and self.schedule is None:
                 estimate = min((one for _, one in self.told if one is not None), default=None)
                 near = "" if estimate is None else f"; about {estimate:.0f} dB to the full run or nearer, estimated"

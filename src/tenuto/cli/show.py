@@ -71,11 +71,17 @@ def _draw_schedule(schedule: "Schedule", file: Path, html: Path | None, png: Pat
 
 
 def print_schedule(schedule: "Schedule") -> None:
+    from rich.table import Table
+
     from tenuto.cli.console import out, quoted
     from tenuto.showing.facts import schedule_facts
 
+    facts = Table.grid(padding=(0, 1))
+    facts.add_column(style="dim", justify="right", no_wrap=True)
+    facts.add_column(overflow="fold")
     for name, value in schedule_facts(schedule).items():
-        out.print(f"[dim]{name:>14}[/] {quoted(value)}")
+        facts.add_row(name, quoted(value))
+    out.print(facts)
     out.print(terminal_map(schedule, out.width))
 
 

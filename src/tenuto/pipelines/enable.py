@@ -67,8 +67,7 @@ def enable(
     check_weights  refuse a given schedule that was made from other weights. Off by default: the check reads all
                    weights, and weights rounded to a lower precision than they are stored in count as other weights
     """
-    if not is_pipeline(pipe):
-        raise UsageError(f"Only a diffusers pipeline can be enabled, not something of the type {type(pipe).__name__}.")
+    parts = _parts(pipe)
     request = _request(
         schedule,
         budget=budget,
@@ -83,7 +82,6 @@ def enable(
         on_change=on_change,
         check_weights=check_weights,
     )
-    parts = inner_pipelines(pipe) or [pipe]
     before = [vars(part).get(STATE) for part in parts]
     if all(isinstance(state, Enabled) and state.request.runs_like(request) for state in before):
         for state in before:
@@ -112,7 +110,7 @@ def configure(pipe: Any, budget: float | None = None, **options: Any) -> None:
 
 def disable(pipe: Any) -> None:
     """Restore an enabled pipeline to what it was before `enable`. A pipeline that is not enabled stays as it is."""
-    for part in reversed(inner_pipelines(pipe) or [pipe]):  # the last one is wrapped around the others
+    for part in reversed(_parts(pipe)):  # the last one is wrapped around the others
         state = vars(part).pop(STATE, None)
         if isinstance(state, Engine):
             state.close()
@@ -176,12 +174,19 @@ def summary(pipe: Any) -> Summary:
 
 def state_of(pipe: Any) -> Enabled | None:
     """The engine of an enabled pipeline; None if it is not enabled."""
-    state = vars((inner_pipelines(pipe) or [pipe])[0]).get(STATE)
+    state = vars(_parts(pipe)[0]).get(STATE)
     return state if isinstance(state, Enabled) else None
 
 
+def _parts(pipe: Any) -> list[Any]:
+    """The pipelines with a loop of their own: those that a pipeline is made of, or the pipeline itself."""
+    if not is_pipeline(pipe):
+        raise UsageError(f"Only a diffusers pipeline can be enabled, not something of the type {type(pipe).__name__}.")
+    return inner_pipelines(pipe) or [pipe]
+
+
 def _enabled(pipe: Any) -> list[Enabled]:
-    states = [vars(part).get(STATE) for part in inner_pipelines(pipe) or [pipe]]
+    states = [vars(part).get(STATE) for part in _parts(pipe)]
     enabled = [state for state in states if isinstance(state, Enabled)]
     if not enabled:
         raise UsageError(f"This {type(pipe).__name__} is not enabled; tenuto.enable(pipe) first.")

@@ -94,7 +94,7 @@ class Request:
             most = "" if self.evaluations is None else f", with at most {self.evaluations} evaluations"
             return f"a quality of {self.quality:g} dB{most}"
         if self.evaluations is not None:
-            return f"{self.evaluations} evaluations"
+            return f"{self.evaluations} evaluation" + ("" if self.evaluations == 1 else "s")
         if self.speedup is not None:
             return f"{self.speedup:g} times as fast"
         chosen = [f"{name} {value}" for name, value in self.options if name in ("every", "tau", "keep", "held")]
@@ -129,13 +129,18 @@ class Request:
         return same and not self.holds_units and not other.holds_units
 
 
+def option_names() -> list[str]:
+    """All options of `enable`, those of every policy included."""
+    own = [one for one in Request.__dataclass_fields__ if one not in ("given", "options")]
+    of_policies = {one for kind in deciding.POLICIES.values() for one in kind.options}
+    return sorted({"schedule", *own, *of_policies} - {"ahead"})  # which only Tenuto's own sampler can do
+
+
 def _remedy(name: str) -> str:
     """What may have been meant by an option that there is not."""
     if name in ("steps", "num_inference_steps"):
         return " The number of steps is given where you generate: pipe(…, num_inference_steps=50)."
-    own = [one for one in Request.__dataclass_fields__ if one not in ("given", "options")]
-    of_policies = {one for kind in deciding.POLICIES.values() for one in kind.options} - {"ahead"}
-    known = sorted({"schedule", *own, *of_policies})
+    known = option_names()
     if near := get_close_matches(name, known, 1):
         return f" Did you mean {near[0]}?"
     return f" The options are {', '.join(known)}."

@@ -41,10 +41,16 @@ def fake_tensors() -> Any:
 
 @contextmanager
 def more_variants(most: int) -> Iterator[None]:
-    """Within the block, torch.compile may compile one function for up to `most` different inputs."""
+    """Within the block, torch.compile may compile one function for up to `most` different inputs.
+
+    It also notices hooks on modules. By default it does not: a function compiled for a module without hooks would leave
+    out the hooks of the next module.
+    """
     import torch._dynamo.config
 
-    with torch._dynamo.config.patch(recompile_limit=most, accumulated_recompile_limit=4 * most):
+    with torch._dynamo.config.patch(
+        recompile_limit=most, accumulated_recompile_limit=4 * most, skip_nnmodule_hook_guards=False
+    ):
         yield
 
 

@@ -25,6 +25,11 @@ from tenuto.scheduling.units import Unscored
 
 Watch = Callable[[int, Tensor, Tensor], object]
 Told = Callable[[int, float | None], object]
+ASKED_BY = {  # how a model is told what to make
+    "class": "What to draw is given as classes=[…].",
+    "caption": "What to draw is given as captions=[…].",
+    "prompt": "Text is written by tenuto.generate_text.",
+}
 PREPARED_BYTES = 32 * 2**20  # of conditioning computed ahead at once; more takes memory and saves little
 
 
@@ -95,7 +100,8 @@ def generate_batches(
         raise UsageError("Give `sampling` or its fields, not both.")
     if unknown := [name for name in options if name not in Sampling.__dataclass_fields__]:
         known = ", ".join(Sampling.__dataclass_fields__)
-        raise UsageError(f"There is no option {unknown[0]!r}; the options of sampling are {known}.")
+        hint = f" {ASKED_BY[model.architecture.asks_for]}" if unknown[0].startswith("prompt") else ""
+        raise UsageError(f"There is no option {unknown[0]!r}; the options of sampling are {known}.{hint}")
     if executor is not None:
         if schedule is not None or mode != "auto" or compiled:
             raise UsageError("Give an executor, or what to make one of (schedule, mode, compiled), not both.")

@@ -144,7 +144,7 @@ def memory_needed(config: LanguageConfig, rows: int, width: int, block_length: i
 def encoded(model: Model, prompts: Sequence[Any], chat: bool = False) -> list[list[int]]:
     """The tokens of each prompt; `chat` wraps a text as a user message. A conversation is a list of messages."""
     if model.architecture.asks_for != "prompt":
-        raise UsageError(f"{model.name} draws, it does not write; use generate.")
+        raise UsageError(f"{model.name} draws, it does not write: generate pictures with it.")
     if isinstance(prompts, str):
         raise UsageError(f"Prompts are a list: give [{prompts!r}].")
     return [model.tokenizer.encode(prompt, chat) for prompt in prompts]

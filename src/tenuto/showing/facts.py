@@ -38,6 +38,13 @@ def work(schedule: Schedule) -> str:
     return f"{schedule.budget:.1%} of unit-steps, {schedule.flop_budget:.1%} of their FLOPs"
 
 
+def share(schedule: Schedule) -> str:
+    """How much of the steps is computed, for the end of a sentence about them."""
+    if not together(schedule):
+        return f"{schedule.budget:.0%} of the unit-steps computed"
+    return f"{int(schedule.full_steps.sum())} of them " + ("evaluated" if schedule.rows == "none" else "in full")
+
+
 def prediction(schedule: Schedule) -> str:
     """What is kept, and how the steps in between use it."""
     if schedule.active.all():

@@ -16,7 +16,8 @@ def pull(
 ) -> None:
     """Fetch a schedule or a score file from the Hugging Face hub. With HF_HUB_OFFLINE=1 it comes from the hub's cache.
 
-    A schedule whose scores were computed from other weights than your model's is refused when you use it.
+    If its scores were computed from other weights than your model's, `tenuto generate` refuses a schedule, and so does
+    tenuto.enable with check_weights=True.
     """
     from tenuto.cli.console import print_json, say
     from tenuto.errors import UsageError

@@ -74,6 +74,7 @@ def show_scores(record: dict[str, Any], file: Path, html: Path | None, png: Path
 
 
 def print_scores(scores: "Scores") -> None:
+    from rich.bar import Bar
     from rich.table import Table
 
     from tenuto.cli.console import clean, counted, out, quoted
@@ -82,13 +83,12 @@ def print_scores(scores: "Scores") -> None:
     title = f"{quoted(scores.model)}: {counted(len(scores.units), 'unit')}{shared}"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("unit", no_wrap=True, min_width=max(len(clean(unit.name)) for unit in scores.units))
-    table.add_column("kind")
+    table.add_column("kind", no_wrap=True)
     for name in ("matrices", "raw q̃", "score Λ̂", "GFLOPs"):
-        table.add_column(name, justify="right")
-    table.add_column("")
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", max_width=20)  # bars, of the width that is left
     for unit in scores.units:
         matrices = sum(len(part.spectra) for part in unit.components)
-        bar = "█" * round(unit.score * 20)
         cells = f"{unit.raw:.4g}", f"{unit.score:.4f}", f"{unit.flops / 1e9:.3g}"
-        table.add_row(quoted(unit.name), quoted(unit.kind), str(matrices), *cells, f"[cyan]{bar}[/]")
+        table.add_row(quoted(unit.name), quoted(unit.kind), str(matrices), *cells, Bar(1, 0, unit.score, color="cyan"))
     out.print(table)

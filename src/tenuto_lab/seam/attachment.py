@@ -26,7 +26,7 @@ from tenuto.models.diffusers.private_diffusers import FORWARD_BEHIND_HOOK
 from tenuto.runtime.residual import Branch, Residual, SeamForward, plain
 from tenuto.scheduling.units import Unit
 from tenuto_lab.seam import transformer_blocks
-from tenuto_lab.seam.blocks import DENOISERS, sites_of
+from tenuto_lab.seam.blocks import DENOISERS, sites_of, unknown_units
 from tenuto_lab.seam.sites import Forward, Site
 
 KNOWN_BLOCKS = (BasicTransformerBlock, ResnetBlock2D, Transformer2DModel, *transformer_blocks.BLOCKS)
@@ -144,7 +144,7 @@ def build(config: Mapping[str, Any]) -> nn.Module:
         kind = "DiTTransformer2DModel"  # the first published DiT pipelines use the other name
     kinds: dict[str, Any] = {denoiser.__name__: denoiser for denoiser in DENOISERS}
     if kind not in kinds:
-        raise TenutoError(f"A {kind} cannot be brought to the seam; one of these can: {', '.join(kinds)}.")
+        raise TenutoError(unknown_units(kind))
     try:
         network: nn.Module = kinds[kind].from_config(dict(config))
         return network

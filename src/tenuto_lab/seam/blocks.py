@@ -38,14 +38,16 @@ def _dit_sites(dit: Any) -> Iterator[Site]:
     return (_dit_site(i, block, tokens) for i, block in enumerate(dit.transformer_blocks))
 
 
+def unknown_units(kind: str) -> str:
+    known = ", ".join(denoiser.__name__ for denoiser in DENOISERS)
+    return f"The units of a {kind} are not known: its output can be held, but no unit held or scored. Known: {known}."
+
+
 def sites_of(module: nn.Module) -> tuple[Site, ...]:
     """Every block of a denoiser that holds units, in the order they run."""
     sites = next((sites for kind, sites in DENOISERS.items() if isinstance(module, kind)), None)
     if sites is None:
-        raise TenutoError(
-            f"A {type(module).__name__} cannot be brought to the seam; one of these can: "
-            f"{', '.join(kind.__name__ for kind in DENOISERS)}."
-        )
+        raise TenutoError(unknown_units(type(module).__name__))
     found = tuple(sites(module))
     if not any(site.units for site in found):
         raise TenutoError(f"This {type(module).__name__} has no residual block that could be held.")
