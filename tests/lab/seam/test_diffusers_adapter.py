@@ -127,7 +127,7 @@ def test_a_foreign_replacement_is_not_thrown_away() -> None:
 def test_other_modules_are_refused_by_name() -> None:
     with pytest.raises(TenutoError, match="The units of a Linear are not known"):
         attach(nn.Linear(1, 1))
-    with pytest.raises(TenutoError, match="A HunyuanDiT2DModel cannot"):
+    with pytest.raises(TenutoError, match="The units of a HunyuanDiT2DModel are not known"):
         units_of({"_class_name": "HunyuanDiT2DModel"})
     other = {**SD_1, "down_block_types": ["KDownBlock2D"] * 4, "up_block_types": ["UpBlock2D"] * 4}
     with pytest.raises(TenutoError, match=r"down_blocks\.0 is a KDownBlock2D"):
