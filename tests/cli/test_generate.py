@@ -210,6 +210,24 @@ def test_offload_says_what_it_is_for(tenuto: Run, model: Path) -> None:
     assert status == 2 and "is for a GPU" in err
 
 
+def test_a_number_of_evaluations_needs_no_schedule(tenuto: Run, model: Path) -> None:
+    asked = ("generate", model, "--class", 1, "--steps", 20)
+    status, out, err = tenuto(*asked, "--evaluations", 8, "-o", "few", "--json")
+    assert status == 0, err
+    assert json.loads(out)["work"] == 8 / 20
+    status, out, _ = tenuto(*asked, "--evaluations", 20, "-o", "all", "--json")
+    assert status == 0 and json.loads(out)["work"] == 1
+    status, _, err = tenuto(*asked, "--evaluations", 8, "--quality", 30, "-o", "both")
+    assert status == 2 and "--schedule, --evaluations and --quality each decide" in err
+
+
+def test_a_pipeline_draws_with_a_number_of_evaluations(tenuto: Run, pipeline_directory: Path) -> None:
+    asked = ("generate", pipeline_directory, "--prompt", "a car", "--steps", 20, "--evaluations", 8)
+    status, out, err = tenuto(*asked, "-o", "few", "--json")
+    assert status == 0, err
+    assert json.loads(out)["work"] == 8 / 20
+
+
 def test_a_quality_computes_as_many_steps_as_it_takes(tenuto: Run, tmp_path: Path) -> None:
     status, out, _ = tenuto(
         "generate", "tiny-dit", "--class", 1, "--steps", 20, "--quality", 30, "-o", tmp_path / "near", "--json"

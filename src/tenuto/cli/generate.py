@@ -42,6 +42,10 @@ def generate(
     schedule: Annotated[
         Path | None, typer.Option(help="A schedule file. Without one, every step computes everything.")
     ] = None,
+    evaluations: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST, help="Pictures, instead of a schedule: how many steps evaluate the network."),
+    ] = None,
     quality: Annotated[
         float | None,
         typer.Option(help="Pictures, instead of a schedule: target PSNR to the full run, in dB."),
@@ -96,6 +100,7 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Make pictures or text, with a schedule or without."""
+    from tenuto import deciding
     from tenuto.cli.app import check_device
     from tenuto.errors import UsageError
     from tenuto.files import check_writable
@@ -108,8 +113,8 @@ def generate(
     if output is not None:
         check_writable(output / "generation.json", reads=[model, *([schedule] if schedule else [])])
     drawing: dict[str, Any] = {"solver": solver, "vae": vae, "memory": memory, "offload": offload or None}
-    if quality is not None and chosen is not None:
-        raise UsageError("--schedule fixes the computed steps, and --quality chooses them during the run: give one.")
+    if sum(one is not None for one in (chosen, quality, evaluations)) > 1:
+        raise UsageError("--schedule, --evaluations and --quality each decide which steps are computed: give one.")
     writing: dict[str, Any] = {
         "length": length,
         "block-length": block_length,
@@ -123,13 +128,14 @@ def generate(
         _refuse("a diffusers pipeline", model, **drawing, **writing)
         wanted = _asked(model, "caption", classes, prompts, count)
         record.take(_needed(output), steps, STEPS, guidance=guidance)
-        return _draw_with_pipeline(record, wanted, seed, place, quality, mode=mode, compiled=compiled)
+        asked = {"quality": quality, "evaluations": evaluations}
+        return _draw_with_pipeline(record, wanted, seed, place, asked, mode=mode, compiled=compiled)
     loaded = load(model, device=place)
     family = loaded.architecture
     guidance = loaded.guidance if guidance is None else guidance
     how: dict[str, Any] = {"mode": mode, "compiled": compiled}
     if family.asks_for == "prompt":
-        _refuse("a language model", model, **drawing, quality=quality)
+        _refuse("a language model", model, **drawing, quality=quality, evaluations=evaluations)
         length = LENGTH if length is None else length
         record.take(output, steps, length, **({} if parallel is None else {"parallel": parallel}))
         sampling = sampling_for(
@@ -147,6 +153,8 @@ def generate(
     _refuse("a model that draws", model, **writing)
     record.take(_needed(output), steps, STEPS, solver=solver or "ddim", guidance=guidance)
     wanted = _to_draw(loaded, classes, prompts, count)
+    if evaluations is not None:
+        chosen = record.schedule = deciding.schedule(loaded, record.steps, evaluations=min(evaluations, record.steps))
     plan = chosen if quality is None else every_step(loaded, record.steps)
     executor = _executor(loaded, plan, None if memory is None else memory * 2**20, offload, **how)
     by = Sampling(steps=record.steps, solver=solver or "ddim", guidance=guidance, quality=quality)
@@ -282,9 +290,9 @@ def _executor(model: "Model", schedule: "Schedule | None", memory: int | None, o
 
 
 def _draw_with_pipeline(
-    record: Record, wanted: list[str], seed: int, device: Any, quality: float | None, **how: Any
+    record: Record, wanted: list[str], seed: int, device: Any, asked: dict[str, Any], **how: Any
 ) -> None:
-    """The diffusers pipeline itself draws, and its denoiser follows the schedule."""
+    """The diffusers pipeline itself draws. Its denoiser follows the schedule, or what was asked of `tenuto.enable`."""
     import torch
     from diffusers import DiffusionPipeline
 
@@ -305,15 +313,15 @@ def _draw_with_pipeline(
     held: Any = nullcontext()
     if record.schedule is not None:
         held = accelerated(pipe, schedule=record.schedule, check_weights=True, **how)
-    elif quality is not None:
-        held = accelerated(pipe, quality=quality, **how)
+    elif any(one is not None for one in asked.values()):
+        held = accelerated(pipe, **asked, **how)
     with held, claimed(record.folder), progress("Generating", len(wanted)) as advance:
         for i, prompt in enumerate(wanted):
             generator = torch.Generator().manual_seed(seed + i)
             picture = pipe(prompt, num_inference_steps=record.steps, generator=generator, **options).images[0]
             save_image(picture, record.folder / f"{i:05d}.png")
             images.append({"file": f"{i:05d}.png", "caption": prompt, "seed": seed + i})
-            if quality is not None:
+            if record.schedule is None and not isinstance(held, nullcontext):
                 last = summary(pipe)
                 record.told.append((last.computed_steps, last.estimated))
             record.write(images=images)
