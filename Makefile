@@ -10,7 +10,7 @@ demo: $(VENV)/.ready
 	$(BIN)/tenuto demo --out demo
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 # On a machine with a GPU: runs every GPU test and records the run in results/gpu_tests.
 test-gpu: setup

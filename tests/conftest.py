@@ -1,6 +1,7 @@
 """What the tests share: small models made on the spot, and the rule that GPU tests need a GPU."""
 
 import json
+import os
 from pathlib import Path
 
 import hypothesis
@@ -12,6 +13,11 @@ from tenuto.models.dit import DiT, DiTConfig
 
 hypothesis.settings.register_profile("tests", deadline=None)  # how long an example takes is no test's concern
 hypothesis.settings.load_profile("tests")
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes, which share the cores
+    torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the programs that tests start
+    os.environ.pop("COLUMNS", None)  # of the terminal that pytest was started in; the tests say how wide theirs is
 
 TINY = {
     "input_size": 8,

@@ -61,9 +61,9 @@ def test_weights_that_were_never_good_are_not_saved() -> None:
         trained(1)
 
 
-def test_every_block_of_a_deep_network_may_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_block_of_a_deep_network_may_be_compiled() -> None:
     config = torch._dynamo.config
     name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
-    monkeypatch.setattr(config, name, 8)
-    loop._prepare(nn.Linear(2, 2), lambda forward: None, compile=True)
-    assert getattr(config, name) == loop.RECOMPILE_LIMIT
+    with config.patch({name: 8}):  # monkeypatch would delete the setting afterwards
+        loop._prepare(nn.Linear(2, 2), lambda forward: None, compile=True)
+        assert getattr(config, name) == loop.RECOMPILE_LIMIT

@@ -120,7 +120,7 @@ def test_a_score_file_keeps_its_granularity(model: Any, tmp_path: Path) -> None:
 
 def test_the_command_line_scores_and_schedules_blocks(tenuto_run: Run, model: Any) -> None:  # noqa: F811
     status, out, err = tenuto_run("score", model.name, "--granularity", "block", "-o", "scores.json")
-    assert status == 0 and "one score for each block" in out, err
+    assert status == 0 and "one score for each block" in " ".join(out.split()), err
     options = ("--steps", 10, "--policy", "lifetimes", "--budget", 0.5)
     for source, more in (("scores.json", ()), (model.name, ("--granularity", "block"))):
         status, out, err = tenuto_run("schedule", source, *options, *more, "--json")
