@@ -3,6 +3,7 @@
     python -m benchmarks.search --device cuda --only tiny-dit --guidance 5   # one process for each case
     python -m benchmarks.search --only tiny-dit --trials 4 --samples 2 --evaluations 8   # a try on the CPU
     python -m benchmarks.search --begins --only tiny-dit --guidance 7 --grids ddim-50,ddim-250 --thinned 64
+    python -m benchmarks.search --signal --only tiny-uvit --guidance 5 --grids ddim-50,ddim-250 --thinned 64
 
 DDIM, Euler and flow matching's Euler are one update on different grids of noise levels: sample = signal · clean + noise
 · ε. A scheme says which steps of a grid are evaluated, which combination of clean estimate and noise is predicted at
@@ -284,6 +285,11 @@ BEGINS = [
     ONCE,
     replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8),  # the default since
 ]
+# If a run begins with signal: the default until the level was half of the placement and of the variable, and since.
+SIGNAL = [
+    replace(ONCE, before_end=0.8),
+    Scheme(variable=0.5, mixed=0.5, angle=0.0, bound=3.0, bound_if_few=2.5, before_end=0.4),
+]
 ABOUT_BEGINS = [
     replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8, many=1000),
     *(replace(ONCE, silent=silent, before_end=0.8) for silent in (None, -4.0, -3.5, -3.0)),
@@ -332,6 +338,9 @@ def main(
     trials: Annotated[int, typer.Option(min=0, help="Random schemes besides those that are listed.")] = 300,
     placements: Annotated[bool, typer.Option("--placements", help="Try nothing but where to evaluate.")] = False,
     begins: Annotated[bool, typer.Option("--begins", help="Try nothing but the default before and now.")] = False,
+    signal: Annotated[
+        bool, typer.Option("--signal", help="Try nothing but the default before and now, for runs that begin with signal.")
+    ] = False,
     about: Annotated[bool, typer.Option("--about", help="With --begins: and what is near to it.")] = False,
     thinned: Annotated[
         int | None, typer.Option(help="Evaluate only so many steps of the converged run; long grids have no full run.")
@@ -369,8 +378,8 @@ def main(
         near = None if whole is None else float(psnr(whole, converged).mean())
         cases.append({"network": only, "guidance": guidance, "grid": f"{kind}-{steps}", "whole": near, "rows": []})
     schemes = PLACEMENTS if placements else [*SCHEMES, *(drawn(rng) for _ in range(trials))]
-    if begins:
-        schemes = [*BEGINS, *(ABOUT_BEGINS if about else [])]
+    if begins or signal:
+        schemes = SIGNAL if signal else [*BEGINS, *(ABOUT_BEGINS if about else [])]
     record: dict[str, Any] = {"provenance": provenance(device, seed=seed), "samples": samples, "evaluations": counts}
     for number, scheme in enumerate(schemes):
         if time.monotonic() - began > seconds:
@@ -382,7 +391,7 @@ def main(
                 goals = (whole, converged)
                 row.append([None if one is None else _near(got, one) for one in goals])
             case["rows"].append(row)
-        if begins or number % 20 == 19:
+        if begins or signal or number % 20 == 19:
             write_json(out, {**record, "schemes": [asdict(one) for one in schemes[: number + 1]], "cases": cases})
     done = len(cases[0]["rows"])
     write_json(out, {**record, "schemes": [asdict(one) for one in schemes[:done]], "cases": cases})

@@ -48,7 +48,7 @@ def plan_for(sigmas: Sequence[float], flow: bool, wish: Wish) -> Plan:
     if count >= len(sigmas):
         few = wish.budget < 1 and wish.evaluations is None
         return Plan(every, "so few steps differ too much from one another" if few else "it was asked for")
-    levels, places = levels_of(sigmas, flow), places_of(sigmas)
+    levels, places = levels_of(sigmas, flow), places_of(sigmas, flow)
     if len(set(sigmas)) < len(sigmas) and any(not s or (place and not a) for place, (a, s) in enumerate(levels.mixed)):
         return Plan(every, "this sampler comes back to a noise level, and evaluates where there is only noise or none")
     fresh = [place for place in range(len(sigmas)) if place == 0 or places[place] > max(places[:place])]

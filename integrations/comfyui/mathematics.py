@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from tenuto.runtime.levels import Levels
 from tenuto.runtime.pacing import Account, Pace, check_quality
 from tenuto.runtime.prediction import polynomial_weights, steady_for
+from tenuto.runtime.stepping import places_of as places_of_levels
 from tenuto.runtime.stepping import taken_for_picture
 from tenuto.scheduling.making import check_budget
-from tenuto.scheduling.placement import placed
+from tenuto.scheduling.placement import begins_with_signal, placed
 from tenuto.scheduling.refresh import evaluations_for
 
 ORDER = 2  # the degree of Tenuto's polynomials: quadratic, through the last three computed values
@@ -23,7 +24,7 @@ __all__ = [
     "places_of",
     "polynomial_weights",
     "spread",
-    "steady_for",
+    "steady_of",
     "taken_for_picture",
 ]
 
@@ -37,13 +38,19 @@ def levels_of(sigmas: Sequence[float], flow: bool) -> Levels:
     return Levels(mixed, tuple((0.0, 1.0) for _ in sigmas))
 
 
-def places_of(sigmas: Sequence[float]) -> list[int]:
-    """The variable of the polynomials: the how-manieth noise level an evaluation has, from the highest on.
+def places_of(sigmas: Sequence[float], flow: bool) -> list[float]:
+    """The variable of the polynomials: Tenuto's, over the different noise levels, from the highest on.
 
     Two-stage samplers evaluate several times at one level, or go back to one.
     """
-    rank = {sigma: place for place, sigma in enumerate(sorted(set(sigmas), reverse=True))}
-    return [rank[sigma] for sigma in sigmas]
+    different = sorted(set(sigmas), reverse=True)
+    places = dict(zip(different, places_of_levels(levels_of(different, flow), range(len(different))), strict=True))
+    return [places[sigma] for sigma in sigmas]
+
+
+def steady_of(levels: Levels, evaluations: int) -> float:
+    """The largest magnitude of a prediction's weights."""
+    return steady_for(evaluations, begins_with_signal(levels.log_snr))
 
 
 def spread(levels: Levels, among: Sequence[int], evaluations: int) -> list[int]:

@@ -27,7 +27,7 @@ from torch import Tensor
 from tenuto.errors import ScheduleError
 from tenuto.runtime import prediction
 from tenuto.runtime.levels import Levels, Nature, nature_of
-from tenuto.runtime.stepping import Stepping, restore, sample_in, snapshot
+from tenuto.runtime.stepping import Stepping, numbers_of, places_of, restore, sample_in, snapshot
 
 CLIPPED: dict[str, tuple[Any, dict[str, Any]]] = {
     "DDIM, clipped": (
@@ -189,21 +189,28 @@ def test_a_network_that_is_sure_of_its_picture_is_followed_exactly(solver: str, 
 @every_solver
 @pytest.mark.parametrize("corrected", [False, True])
 def test_a_polynomial_is_followed_exactly(solver: str, corrected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the degree that is predicted, in the quantity and in the variable that are predicted: one of these four."""
-    monkeypatch.setattr(prediction, "STEADY_OUTPUT", float("inf"))
+    """Of the degree that is predicted, in the quantity and in the variable that are predicted: one of these."""
+    unbounded(monkeypatch)
     levels, start = levels_for(solver), noise(seed=5)  # where the parabola begins
     found = {}
     for quantity in ("clean", "noise"):
-        for variable in ("step", "log-SNR"):
+        for variable in ("step", "progress"):
             network = polynomial(levels, quantity, variable)
             held, plain = Run(solver, corrected=corrected), Run(solver, [True] * len(levels))
             found[quantity, variable] = off(held(network, start), plain(network, start))
     assert min(found.values()) < 1e-3, found
 
 
+def unbounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let predictions have their full degree, however far they extrapolate."""
+    for name in ("STEADY_OUTPUT", "STEADY_FROM_NOISE"):
+        monkeypatch.setattr(prediction, name, float("inf"))
+
+
 def polynomial(levels: Levels, quantity: str, variable: str) -> Network:
     """A network whose clean estimate or noise is a parabola, whatever the sample is."""
-    at = torch.tensor(levels.log_snr if variable == "log-SNR" else range(len(levels)), dtype=torch.float64)
+    numbers = numbers_of(levels, len(levels))
+    at = torch.tensor(numbers if variable == "step" else places_of(levels, numbers), dtype=torch.float64)
     at = (at - at[0]) / (at[-1] - at[0])
     one, two, three = (noise(seed=seed).double() for seed in (5, 6, 7))
 
@@ -217,7 +224,7 @@ def polynomial(levels: Levels, quantity: str, variable: str) -> Network:
 
 
 def test_outputs_of_unknown_levels_are_predicted_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prediction, "STEADY_OUTPUT", float("inf"))
+    unbounded(monkeypatch)
     unknown = Nature(None, why_unknown="nobody knows them")
     one, two, three = (noise(seed=seed) for seed in (5, 6, 7))
     network: Network = lambda step, sample: one + two * step / STEPS + three * (step / STEPS) ** 2  # noqa: E731

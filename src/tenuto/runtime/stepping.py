@@ -30,6 +30,7 @@ from tenuto.errors import ScheduleError
 from tenuto.runtime.levels import Levels, Nature
 from tenuto.runtime.pacing import Account, Pace
 from tenuto.runtime.prediction import polynomial_weights, steady_for, weighted
+from tenuto.scheduling.placement import begins_with_signal, progress_of
 
 VARIANCE = 0.25  # of pictures, as EDM (Karras et al. 2022) takes it
 AUDIBLE = 3.0  # if the signal is a third of the noise or more, predictions may have their full degree
@@ -65,11 +66,13 @@ class Stepping:
         self._order = order
         self._levels = nature.levels
         self._range = range_of(scheduler)
-        self._places = places_of(nature.levels, len(self._computed))
+        numbers = numbers_of(nature.levels, len(self._computed))
+        self._places = places_of(nature.levels, numbers)
         self._ahead = ahead if nature.levels is not None else 0
         self._places[: self._ahead] = [self._places[self._ahead]] * self._ahead  # they share the place of its value
-        self._steady = steady_for(sum(self._computed))
-        self._keeps_noise = self._places[-1] < 0.75 * (len(self._computed) - 1)  # evaluated twice at many noise levels
+        log_snr = None if nature.levels is None else nature.levels.log_snr
+        self._steady = steady_for(sum(self._computed), begins_with_signal(log_snr))
+        self._keeps_noise = numbers[-1] < 0.75 * (len(self._computed) - 1)  # evaluated twice at many noise levels
         self._asked_to_correct = corrected
         self.uncorrected_because = ""
         if corrected and nature.levels is None:
@@ -233,13 +236,24 @@ def range_of(scheduler: Any) -> float | None:
     return 1.0 if config.get("thresholding") and largest == 1 else None  # up to one, thresholding is clipping
 
 
-def places_of(levels: Levels | None, steps: int) -> list[int]:
-    """The variable of the polynomials: the number of the step. Steps at one noise level (Heun's) share one place."""
+def numbers_of(levels: Levels | None, steps: int) -> list[int]:
+    """The numbers of the steps, from 0 on. Steps at one noise level (Heun's) share one number."""
     mixed = None if levels is None else levels.mixed
-    places = [0]
+    numbers = [0]
     for step in range(1, steps):
-        places.append(places[-1] + (mixed is None or mixed[step] != mixed[step - 1]))
-    return places
+        numbers.append(numbers[-1] + (mixed is None or mixed[step] != mixed[step - 1]))
+    return numbers
+
+
+def places_of(levels: Levels | None, numbers: Sequence[int]) -> list[float]:
+    """The variable of the polynomials: the measure by which evaluations are placed, so that they lie evenly in it.
+
+    If a run begins in noise alone, or if the levels are unknown, it is the number of the step.
+    """
+    log_snr = None if levels is None else levels.log_snr
+    if not begins_with_signal(log_snr):
+        return [float(number) for number in numbers]
+    return [float(place) for place in progress_of(len(numbers), log_snr, numbers)]
 
 
 def sample_in(result: Any) -> Tensor:

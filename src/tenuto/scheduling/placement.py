@@ -1,9 +1,10 @@
 """Where to evaluate: which steps are computed, for a given number of evaluations.
 
-The noise falls unevenly along the steps of most schedulers, and the network's estimate changes with the noise: most
-where picture and noise are about equally strong. So the evaluations are spread evenly over a mixture of three measures
-of progress: the step's number, its noise level (the logarithm of the signal-to-noise ratio), and the angle between
-signal and noise. `python -m benchmarks.search --placements` is where the mixture was found.
+The noise falls unevenly along the steps of most schedulers, and the network's estimate changes with the noise. So the
+evaluations are spread evenly over a measure of progress: one half is the step's number, the other half its noise level
+(the logarithm of the signal-to-noise ratio). If a run begins in noise alone, its levels reach far into noise in which
+little happens. Then the angle between signal and noise, which hardly changes there, replaces a part of the level.
+`python -m benchmarks.search --placements` is where the mixtures were found.
 
 The last step is computed as well, because it decides over the finest detail, unless there are few evaluations for many
 steps: then the last evaluation is worth more a little earlier.
@@ -21,7 +22,9 @@ from numpy.typing import NDArray
 
 FEW = 9  # evaluations; fewer than these are few
 MANY = 12  # evaluations; with fewer, the first may ask ahead
-NUMBER, LEVEL, ANGLE = 0.5, 0.3, 0.2  # shares in the mixture
+NUMBER, LEVEL = 0.5, 0.5  # shares in the mixture
+LEVEL_FROM_NOISE, ANGLE_FROM_NOISE = 0.3, 0.2  # instead of LEVEL, if a run begins in noise alone
+BEFORE_END, BEFORE_END_FROM_NOISE = 0.4, 0.8  # of an interval: how much earlier few evaluations end
 SILENT = -3.5  # log-SNR; a sample up to here is all noise: its signal is a thirtieth
 
 
@@ -38,7 +41,8 @@ def placed(
     progress = progress_of(steps, log_snr)
     early = evaluations < FEW and steps >= 4 * evaluations
     first = min(1 / evaluations, progress[_silent(log_snr)]) if ahead else 0.0
-    aims = np.linspace(first, 1 - 0.8 / evaluations if early else 1, evaluations)
+    before_end = BEFORE_END if begins_with_signal(log_snr) else BEFORE_END_FROM_NOISE
+    aims = np.linspace(first, 1 - before_end / evaluations if early else 1, evaluations)
     aims[0] = 0.0
     order, last = [], -1
     for number, aim in enumerate(aims):
@@ -63,6 +67,11 @@ def asked_ahead(computed: Sequence[bool], log_snr: Sequence[float]) -> int:
     return min(halfway, _silent(log_snr))
 
 
+def begins_with_signal(log_snr: Sequence[float] | None) -> bool:
+    """Whether the first sample has signal in it; not if the levels are unknown."""
+    return log_snr is not None and log_snr[0] > SILENT
+
+
 def _silent(log_snr: Sequence[float] | None) -> int:
     """The last of the first steps whose samples are all noise; 0 if there is none."""
     if log_snr is None:
@@ -70,14 +79,18 @@ def _silent(log_snr: Sequence[float] | None) -> int:
     return max(0, next((step for step, level in enumerate(log_snr) if level > SILENT), len(log_snr)) - 1)
 
 
-def progress_of(steps: int, log_snr: Sequence[float] | None) -> NDArray[np.float64]:
-    """How far along each step is, from 0 to 1."""
-    number = np.arange(steps) / max(1, steps - 1)
+def progress_of(
+    steps: int, log_snr: Sequence[float] | None, numbers: Sequence[int] | None = None
+) -> NDArray[np.float64]:
+    """How far along each step is, from 0 to 1. numbers: of the steps, from 0 on; by default each has its own"""
+    number = _normed(np.arange(steps, dtype=np.float64) if numbers is None else np.asarray(numbers, dtype=np.float64))
     if log_snr is None or not log_snr[-1] > log_snr[0]:
         return number
     level = np.maximum.accumulate(np.asarray(log_snr, dtype=np.float64))
+    if begins_with_signal(log_snr):
+        return NUMBER * number + LEVEL * _normed(level)
     angle = -np.arctan(np.exp(-level))  # tan = noise / signal
-    return NUMBER * number + LEVEL * _normed(level) + ANGLE * _normed(angle)
+    return NUMBER * number + LEVEL_FROM_NOISE * _normed(level) + ANGLE_FROM_NOISE * _normed(angle)
 
 
 def _normed(values: NDArray[np.float64]) -> NDArray[np.float64]:

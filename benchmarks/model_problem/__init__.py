@@ -1,0 +1,1 @@
+"""A problem whose exact answer is known, to choose the engine's constants by, without any network."""
