@@ -339,7 +339,8 @@ def main(
     placements: Annotated[bool, typer.Option("--placements", help="Try nothing but where to evaluate.")] = False,
     begins: Annotated[bool, typer.Option("--begins", help="Try nothing but the default before and now.")] = False,
     signal: Annotated[
-        bool, typer.Option("--signal", help="Try nothing but the default before and now, for runs that begin with signal.")
+        bool,
+        typer.Option("--signal", help="Try nothing but the default before and now, for runs that begin with signal."),
     ] = False,
     about: Annotated[bool, typer.Option("--about", help="With --begins: and what is near to it.")] = False,
     thinned: Annotated[

@@ -1,9 +1,10 @@
 """Made-up pictures whose exact denoiser is a formula: a mixture of Gaussians with the spectrum of natural pictures.
 
-A picture is a vector of Fourier amplitudes. The variance of an amplitude falls with its frequency, as it does in natural
-pictures. Each class has several kinds of picture, and the pictures of one kind vary around their mean. The expected clean
-picture, given a noisy one, is an average over all kinds, weighted by how likely each kind is. So the denoiser decides
-for a kind as the noise falls, like a network that decides for a composition, and guidance drives it towards its class.
+A picture is a vector of Fourier amplitudes. The variance of an amplitude falls with its frequency, as it does in
+natural pictures. Each class has several kinds of picture, and the pictures of one kind vary around their mean. The
+expected clean picture, given a noisy one, is an average over all kinds, weighted by how likely each kind is. So the
+denoiser decides for a kind as the noise falls, like a network that decides for a composition, and guidance drives it
+towards its class.
 """
 
 import math
