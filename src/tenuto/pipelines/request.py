@@ -45,6 +45,10 @@ class Request:
             raise UsageError("A group is needed only with a quality: otherwise all processes evaluate the same steps.")
         if self.evaluations is not None:
             check_evaluations(self.evaluations)
+        switches = {"compiled": self.compiled, "check_weights": self.check_weights, **dict(self.options)}
+        for name in ("compiled", "check_weights", "correction"):
+            if not isinstance(switches.get(name, False), bool):
+                raise UsageError(f"{name} is True or False, not {switches[name]!r}.")
         for name, _ in self.options:
             if name == "ahead":
                 raise UsageError(
