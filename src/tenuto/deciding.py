@@ -106,6 +106,9 @@ def schedule(
         given |= {"log_snr": _log_snr(source, family, steps), "ahead": ours, **given}
     if kind.reads_scores and isinstance(subject, Unscored):
         subject = offered("score")(source)
+    asked = given.get("evaluations")
+    if isinstance(asked, int) and isinstance(steps, int) and 1 <= steps < asked:
+        raise UsageError(f"There are {steps} steps, so there cannot be {asked} evaluations: ask for {steps} at most.")
     return kind.make(subject, steps, **given)
 
 
@@ -162,14 +165,15 @@ def advice(made: Schedule, text: bool) -> str | None:
         )
     asked_for_less = (made.policy.get("budget") or 0) < 1
     if not text and made.keep == "output" and made.steps <= FEW_STEPS and asked_for_less:
-        return _few(made.steps, refreshes)
+        return _few(made.steps, refreshes, LEAST)
     return None
 
 
-def _few(steps: int, evaluations: int) -> str | None:
+def _few(steps: int, evaluations: int, least: int) -> str | None:
     """What few steps gain, and what that costs (`python -m benchmarks.few_steps`); None if all is well."""
     if evaluations >= steps:
-        return f"All {steps} steps are evaluated, and nothing is gained: so few steps leave nothing to predict from."
+        why = "so few steps leave nothing to predict from"
+        return f"All {steps} steps are evaluated, and nothing is gained: {why}." if steps <= least else None
     if steps > 8 and 3 * evaluations >= 2 * steps:
         return None
     gain = f"{evaluations} of {steps} steps are evaluated: at most {steps / evaluations:.2f} times as fast."

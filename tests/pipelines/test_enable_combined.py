@@ -18,9 +18,11 @@ from torch import Tensor, nn
 import tenuto
 from tenuto.errors import CheckpointError, ScheduleError, UsageError
 from tenuto.models.diffusers import live_weights
+from tenuto_lab.seam import unit_denoiser
 from tests.helpers.pipelines import (
     EVERY_FOURTH,
     QUIET,
+    computed_steps,
     counted,
     denoiser_in,
     draw,
@@ -416,3 +418,21 @@ def test_the_first_step_of_the_second_expert_is_computed() -> None:
         assert not summary.in_full_because and summary.work < 1
         for name in ("transformer", "transformer_2"):
             assert 0 < summary.per_denoiser[name].computed < summary.per_denoiser[name].asked, (options, name)
+
+
+@pytest.mark.parametrize("options", [{}, {"keep": "branch"}])
+@pytest.mark.parametrize("asked", [7, 12])
+def test_two_experts_together_take_as_many_evaluations_as_were_asked_for(asked: int, options: dict[str, Any]) -> None:
+    pipe = two_experts()
+    with tenuto.accelerated(pipe, evaluations=asked, **options):
+        draw(pipe, "wan", steps=30)
+        assert len(computed_steps(pipe)) == asked
+
+
+def test_the_units_of_each_network_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listing them walks through all blocks, and a network beside the denoiser has no units to list."""
+    listed: list[str] = []
+    real = unit_denoiser.units_in
+    monkeypatch.setattr(unit_denoiser, "units_in", lambda one: listed.append(type(one).__name__) or real(one))
+    with tenuto.accelerated(two_experts(), every=4, keep="branch"):
+        assert listed == ["WanTransformer3DModel"] * 2

@@ -1,5 +1,6 @@
 """Whatever an enabled pipeline's loop does: other sizes, pictures from pictures, guidance that comes and goes."""
 
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -42,7 +43,7 @@ def test_other_steps_batches_sizes_and_guidance_follow_one_another(pipe: Diffusi
     with tenuto.accelerated(pipe, 0.3):
         for call, expected in zip(calls + calls, alone + alone, strict=True):
             assert torch.equal(draw(pipe, "sd1", **call), expected), call
-        assert {steps for steps, _ in pipe._tenuto.denoisers[0]._schedules} == {12, 20}
+        assert {steps for steps, *_ in pipe._tenuto.denoisers[0]._schedules} == {12, 20}
 
 
 def test_a_budget_leaves_at_least_six_evaluations(pipe: DiffusionPipeline) -> None:
@@ -176,3 +177,24 @@ def test_between_generations_the_denoiser_is_as_ever(pipe: DiffusionPipeline) ->
             before = Counter(counts)
             assert all(torch.equal(pipe.unet(x, 7, encoder_hidden_states=words).sample, plain) for _ in range(3))
             assert set((counts - before).values()) == {3}
+
+
+def test_more_evaluations_than_steps_are_all_steps_and_it_is_said(pipe: DiffusionPipeline) -> None:
+    full = draw(pipe, "sd1", steps=24)
+    with (
+        tenuto.accelerated(pipe, evaluations=30),
+        pytest.warns(UserWarning, match="30 evaluations were asked for"),
+    ):
+        assert torch.equal(draw(pipe, "sd1", steps=24), full)
+    assert_said(pipe, 8, 12, warned=True)
+    assert_said(pipe, 8, 8, warned=False)  # all of them are what was asked for
+
+
+def assert_said(pipe: DiffusionPipeline, steps: int, evaluations: int, warned: bool) -> None:
+    with tenuto.accelerated(pipe, evaluations=evaluations), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        draw(pipe, "sd1", steps=steps)
+        why = tenuto.summary(pipe).in_full_because
+    assert why == f"{evaluations} evaluations of {steps} steps were asked for"
+    assert any("nothing is gained. Ask for fewer" in str(one.message) for one in said) == warned
+    assert not any("so few steps" in str(one.message) for one in said)

@@ -316,3 +316,9 @@ def test_only_the_first_of_few_evaluations_asks_ahead_and_only_if_there_is_no_si
         assert from_json(to_json(ahead), "here") == ahead and ("ahead" in to_json(ahead)) == asks
     assert not refresh(scored(1.0), 50, every=8, log_snr=noise_first, ahead=True).ahead
     assert not refresh(scored(1.0), 50, evaluations=8, ahead=True).ahead
+
+
+def test_more_evaluations_than_steps_are_refused():
+    assert tenuto.schedule("tiny-dit", steps=20, evaluations=20).active.all()
+    with pytest.raises(UsageError, match="There are 20 steps, so there cannot be 21 evaluations: ask for 20 at most"):
+        tenuto.schedule("tiny-dit", steps=20, evaluations=21)

@@ -154,7 +154,7 @@ def generate(
     record.take(_needed(output), steps, STEPS, solver=solver or "ddim", guidance=guidance)
     wanted = _to_draw(loaded, classes, prompts, count)
     if evaluations is not None:
-        chosen = record.schedule = deciding.schedule(loaded, record.steps, evaluations=min(evaluations, record.steps))
+        chosen = record.schedule = deciding.schedule(loaded, record.steps, evaluations=evaluations)
     plan = chosen if quality is None else every_step(loaded, record.steps)
     executor = _executor(loaded, plan, None if memory is None else memory * 2**20, offload, **how)
     by = Sampling(steps=record.steps, solver=solver or "ddim", guidance=guidance, quality=quality)

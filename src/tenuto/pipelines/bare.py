@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from tenuto.errors import ScheduleError, UsageError, check_whole
 from tenuto.pipelines.denoiser import Denoiser, kind_of_denoiser
-from tenuto.pipelines.engine import Unannounced, timesteps_of
+from tenuto.pipelines.engine import Unannounced
 from tenuto.pipelines.request import Request
+from tenuto.pipelines.timesteps import timesteps_of
 from tenuto.runtime.executor import Executor
 
 

@@ -67,6 +67,11 @@ class Denoiser:
         self._foreign = foreign_hand(outer)  # other code in its blocks, which is not recorded
         self._decide()
 
+    @classmethod
+    def serves(cls, network: nn.Module, request: Request) -> bool:
+        """Whether a request can be met for a network of this class."""
+        return True
+
     @property
     def kind(self) -> str:
         return type(self.module).__name__
@@ -123,8 +128,13 @@ class Denoiser:
         self._schedules.clear()
         self._decide()
 
-    def schedule_for(self, steps: int, first: int = 0, log_snr: Sequence[float] | None = None) -> Schedule | None:
-        """The schedule for `steps` evaluations, from number `first` of a longer loop on; None: compute all in full."""
+    def schedule_for(
+        self, steps: int, first: int = 0, log_snr: Sequence[float] | None = None, spent: int = 0
+    ) -> Schedule | None:
+        """The schedule for `steps` evaluations, from number `first` of a longer loop on; None: compute all in full.
+
+        spent: how many evaluations the loop took before these steps
+        """
         given = self.request.given
         if given is not None:
             if given.steps == steps:
@@ -136,12 +146,13 @@ class Denoiser:
                 "left here: they are computed in full. A budget makes a schedule for any number."
             )
             return None
-        key = steps, log_snr
+        key = steps, log_snr, spent if self.request.evaluations is not None else 0
         if key not in self._schedules:
             if len(self._schedules) >= REMEMBERED:
                 self._schedules.clear()
-            made = self._schedules[key] = self.request.schedule(self.subject, steps, log_snr)
-            advice = None if self.request.quality is not None else deciding.advice(made, text=False)
+            made = self._schedules[key] = self.request.schedule(self.subject, steps, log_snr, key[-1])
+            chosen = self.request.quality is not None or (self.request.evaluations or 0) >= steps
+            advice = None if chosen else deciding.advice(made, text=False)
             if advice is not None:
                 self._warn(advice)
         return self._schedules[key]

@@ -27,6 +27,7 @@ from tenuto.pipelines.denoiser import Denoiser, kind_of_denoiser
 from tenuto.pipelines.loop import Loop
 from tenuto.pipelines.request import Request
 from tenuto.pipelines.summary import Summary, summarise
+from tenuto.pipelines.timesteps import timesteps_of
 from tenuto.pipelines.wrapping import wrapped
 
 # Pipelines whose loop does not simply alternate between evaluating a network and stepping a scheduler.
@@ -110,6 +111,8 @@ class Engine:
                 f"The schedule has {given.steps} steps, but the pipeline evaluates its denoiser at {steps}. Generate "
                 f"with {given.steps}, make a schedule for {steps}, or enable the pipeline with a budget."
             )
+        if too_many := self.request.more_than(steps):
+            self._warn(too_many)
         kind: type[Loop] = offered("loop") if self.request.holds_units else Loop
         loop = self.last = kind(scheduler, steps, first, self._warn)
         mine = self._loops.setdefault(get_ident(), [])
@@ -173,10 +176,12 @@ class Unannounced(Engine):
         ):
             if loop is not None:
                 self._finish(get_ident(), loop)
-            steps = self._steps(scheduler)
+            steps, before = self._steps(scheduler), loop
             if steps < 1:
                 return original(*args, **kwargs)
             loop = self._start(scheduler, steps, timesteps_of(scheduler) - steps)
+            if before is not None and before.timesteps is loop.timesteps:
+                loop.end_of_last = before.first + before.steps
         return loop.evaluate(denoiser, original, *args, **kwargs)
 
     def _steps(self, scheduler: Any) -> int:
@@ -191,9 +196,8 @@ class Enabled(Unannounced):
         self.pipe = pipe
         if reason := REFUSED.get(type(pipe).__name__):
             raise UsageError(f"A {type(pipe).__name__} cannot be served: {reason}.")
-        names = names_in(pipe)
-        if request.holds_units:  # only of the networks whose units are known
-            names = [name for name in names if offered("denoiser_units")(getattr(pipe, name))] or names[:1]
+        kind, names = kind_of_denoiser(request), names_in(pipe)
+        names = [name for name in names if kind.serves(getattr(pipe, name), request)] or names[:1]
         super().__init__(type(pipe).__name__, {name: getattr(pipe, name) for name in names}, request, shared)
         source = source_of(type(pipe))
         self._says_update = "progress_bar.update()" in source
@@ -239,7 +243,7 @@ class Enabled(Unannounced):
             loop.told_to_go_on = True
             return Watched(bar, loop.go_on, finish)
         if self._says_update and scheduler.order == 1:
-            loop.told_to_go_on, loop.untold = True, steps - (total or steps)  # PNDM evaluates once more than asked
+            loop.told_to_go_on, loop.untold = True, max(steps - (total or steps), warmup_of(scheduler))
             vars(bar)["update"] = partial(_before, loop.go_on, bar.update)
         vars(bar)["close"] = partial(_after, bar.close, finish)
         return bar
@@ -289,9 +293,10 @@ def source_of(pipeline: type) -> str:
         return ""
 
 
-def timesteps_of(scheduler: Any) -> int:
-    timesteps = getattr(scheduler, "timesteps", None)
-    return 0 if timesteps is None else len(timesteps)
+def warmup_of(scheduler: Any) -> int:
+    """How many timesteps a scheduler has beyond those that were asked for (PNDM's). Progress bars do not count them."""
+    asked = getattr(scheduler, "num_inference_steps", None)
+    return max(0, timesteps_of(scheduler) - asked) if isinstance(asked, int) and asked else 0
 
 
 def left_out(scheduler: Any, steps: int) -> int:

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from tenuto.deciding import FEW_STEPS
+from tenuto.errors import UsageError
 from tenuto.pipelines.denoiser import Denoiser
 from tenuto.pipelines.evaluations import Evaluation, moment
 from tenuto.pipelines.request import Request
+from tenuto.pipelines.timesteps import place_of, timesteps_of
 from tenuto.runtime.executor import Generation
 from tenuto.runtime.levels import Nature, nature_of
 from tenuto.runtime.pacing import Pace
@@ -60,6 +62,7 @@ class Loop:
         self.timesteps = getattr(scheduler, "timesteps", None)
         self.steps = steps
         self.first = first
+        self.end_of_last: int | None = None  # the timestep where the last loop ended, if it had the same timesteps
         self.in_full = ""  # why everything is computed, if it is
         self.told_to_go_on = False  # whether the loop says when a step is over, callbacks included
         self.untold = 0  # the number of steps at the beginning for which it does not say this
@@ -76,6 +79,7 @@ class Loop:
         self._stepped: set[int] = set()  # the schedulers that took the current step
         self._calls: Counter[str] = Counter()  # of each denoiser in this step
         self._placeholders = 0  # how many were returned in this step
+        self._planned: Denoiser | None = None  # the denoiser whose request was planned last
         self._counted = False  # whether a number of evaluations was asked for
         self._warn = warn
 
@@ -95,9 +99,11 @@ class Loop:
 
     def plan(self, denoiser: Denoiser) -> None:
         """Decide which of the steps from now on are computed. What was kept belongs to other networks or settings."""
+        self._planned = denoiser
         left, levels = self.steps - self.step, self.nature.levels
         log_snr = None if levels is None else levels.after(self.step).log_snr
-        self.schedule, self.begun = denoiser.schedule_for(left, self.first + self.step, log_snr), self.step
+        self.schedule = denoiser.schedule_for(left, self.first + self.step, log_snr, self.spent)
+        self.begun = self.step
         self.computed = [True] * left if self.schedule is None else self.schedule.full_steps.tolist()
         self._counted = denoiser.request.evaluations is not None
         self.streams.clear()
@@ -112,9 +118,14 @@ class Loop:
             return self.refuse_noise(self.scheduler)
         if nature.levels is None:
             return self.compute_in_full(f"the quality cannot be measured, because {nature.why_unknown}")
-        spent = len({one.step for one in self.evaluations if one.computed and one.step < self.step})
-        most = None if request.evaluations is None else max(1, request.evaluations - spent)
+        most = None if request.evaluations is None else max(1, request.evaluations - self.spent)
         self.pace = Pace(request.quality, nature.levels.after(self.step), most, request.group)
+
+    @property
+    def spent(self) -> int:
+        """How many steps before the current one evaluated everything."""
+        done = [one for one in self.evaluations if one.computed and (one.units is None or one.units.all())]
+        return len({one.step for one in done if one.step < self.step})
 
     def computes(self) -> bool:
         """Whether the current step evaluates the denoisers."""
@@ -231,7 +242,47 @@ class Loop:
         if call is None:
             self.compute_in_full(f"the step of {type(scheduler).__name__} takes neither output nor sample by name")
             return original(*args, **kwargs)
-        return self._take(scheduler, call)
+        self._check_timestep(scheduler, call.given.get("timestep"))
+        return call.take(call.output, call.sample) if self.in_full else self._take(scheduler, call)
+
+    def _check_timestep(self, scheduler: Any, timestep: Any) -> None:
+        """Noise levels belong to timesteps: check that the loop takes those that were planned, one after the other.
+
+        The first step shows where a loop begins that takes some of the timesteps only. It is always evaluated, so the
+        steps after it are planned anew if another beginning was assumed.
+        """
+        if scheduler is not self.scheduler or scheduler.timesteps is not self.timesteps:
+            return
+        expected = self.first + self.step
+        place = place_of(timestep, scheduler, expected)
+        if place is None:
+            return
+        if self.step == 0:
+            self._check_end_of_last(place)
+        if place == expected:
+            return
+        if self.step == 0 and self._planned is not None:
+            self.first, self.steps = place, min(self.steps, timesteps_of(scheduler) - place)
+            self._natures.clear()
+            return self.plan(self._planned)
+        taken = (
+            f"timestep number {place + 1} of its {type(scheduler).__name__} where number {expected + 1} should follow"
+        )
+        if self.computes():
+            return self.compute_in_full(f"the loop takes {taken}")
+        raise UsageError(
+            f"The loop takes {taken}, and the network was not evaluated for it. Call set_timesteps before every "
+            "generation, with the timesteps that the loop takes; or pass steps=… to tenuto.running, if the loop takes "
+            "some of them only."
+        )
+
+    def _check_end_of_last(self, place: int) -> None:
+        """Refuse a loop that goes on where all of its steps were thought to be taken."""
+        if place == self.end_of_last:
+            raise UsageError(
+                f"The loop goes on after the {self.steps} steps that tenuto.running was told of: its scheduler has "
+                f"{timesteps_of(self.scheduler)} timesteps. Leave steps out if the loop takes all of them."
+            )
 
     def _take(self, scheduler: Any, call: "Call") -> Any:
         assert self.schedule is not None

@@ -45,6 +45,10 @@ class Request:
             raise UsageError("A group is needed only with a quality: otherwise all processes evaluate the same steps.")
         if self.evaluations is not None:
             check_evaluations(self.evaluations)
+        switches = {"compiled": self.compiled, "check_weights": self.check_weights, **dict(self.options)}
+        for name in ("compiled", "check_weights", "correction"):
+            if not isinstance(switches.get(name, False), bool):
+                raise UsageError(f"{name} is True or False, not {switches[name]!r}.")
         for name, _ in self.options:
             if name == "ahead":
                 raise UsageError(
@@ -62,16 +66,28 @@ class Request:
             chosen = self.policy or ", ".join(name for name, _ in self.options)
             raise UsageError(f"A quality chooses the evaluated steps by itself: leave out {chosen}.")
 
-    def schedule(self, subject: Subject, steps: int, log_snr: Sequence[float] | None = None) -> Schedule:
+    def schedule(
+        self, subject: Subject, steps: int, log_snr: Sequence[float] | None = None, spent: int = 0
+    ) -> Schedule:
+        """A schedule for `steps` steps. spent: how many evaluations the steps before these took"""
         options = dict(self.options)
         if self.quality is not None:
             options["evaluations"] = steps  # the pace leaves some of them out
         elif self.evaluations is not None:
-            options["evaluations"] = min(self.evaluations, steps)
+            options["evaluations"] = min(max(1, self.evaluations - spent), steps)
         if self.policy in (None, "refresh") and "every" not in options:
             options["log_snr"] = log_snr
         return deciding.schedule(
             subject, steps, budget=self.budget, speedup=self.speedup, policy=self.policy, **options
+        )
+
+    def more_than(self, steps: int) -> str:
+        """What to say if more evaluations were asked for than there are steps; empty if that is not so."""
+        if self.evaluations is None or self.quality is not None or self.evaluations <= steps:
+            return ""
+        return (
+            f"{self.evaluations} evaluations were asked for, and there are {steps} steps: all of them are evaluated, "
+            "and nothing is gained. Ask for fewer evaluations, or for a budget, which is a share of the steps."
         )
 
     @property

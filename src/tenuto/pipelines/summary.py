@@ -110,7 +110,9 @@ def _mark(work: float) -> str:
 
 
 def _too_few_steps(steps: int, request: "Request") -> str:
-    """Why a budget evaluates all steps; empty if it does not, or if something else was asked for."""
+    """Why all steps are evaluated: there are too few for what was asked. Empty if that is not so."""
+    if request.evaluations is not None and request.quality is None and request.evaluations >= steps:
+        return f"{request.asked} of {steps} steps {'was' if request.evaluations == 1 else 'were'} asked for"
     asked = (request.given, request.evaluations, request.quality, request.policy, *request.options)
     a_share = all(one is None for one in asked) and (request.budget or 0) < 1
     return f"with {steps} steps there is nothing to leave out" if a_share and steps <= LEAST else ""

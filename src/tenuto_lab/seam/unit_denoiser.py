@@ -51,6 +51,10 @@ class UnitDenoiser(Denoiser):
         self.attachment: Attachment | None = None
         super().__init__(outer, name, request, warn, shared)
 
+    @classmethod
+    def serves(cls, network: nn.Module, request: Request) -> bool:
+        return has_seam(network) or not request.holds_units
+
     def _decide(self) -> None:
         request = self.request
         if request.given is not None:

@@ -11,7 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from tenuto.pipelines.denoiser import Denoiser
-from tenuto.pipelines.loop import Key, Lane, Loop, shape_of
+from tenuto.pipelines.loop import Call, Key, Lane, Loop, shape_of
+from tenuto.pipelines.timesteps import place_of
 from tenuto.scheduling.schedule import Schedule
 
 
@@ -41,6 +42,11 @@ class UnitLoop(Loop):
 
     def take_step(self, scheduler: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.mark_step(scheduler)
+        call = Call.of(original, args, kwargs) if self.step == 0 and self.holds else None
+        place = None if call is None else place_of(call.given.get("timestep"), scheduler, self.first)
+        if place is not None:
+            self._check_end_of_last(place)
+            self.first = place
         return original(*args, **kwargs)
 
     def _held(self, denoiser: Denoiser, key: Key, sample: Tensor | None) -> None:
@@ -53,7 +59,7 @@ class UnitLoop(Loop):
         lane, shape = self.lanes.get(key), shape_of(sample)
         if lane is None or not lane.goes_on(self.step, shape):
             left = self.steps - self.step
-            schedule = None if self.in_full else denoiser.schedule_for(left, self.first + self.step)
+            schedule = None if self.in_full else denoiser.schedule_for(left, self.first + self.step, None, self.spent)
             generation = None if schedule is None else denoiser.start(schedule, key[1])
             lane = self.lanes[key] = UnitLane(self.step, shape, generation, schedule=schedule)
         return (full if lane.generation is None else lane.generation)(*args, **kwargs)
