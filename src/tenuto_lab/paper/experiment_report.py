@@ -11,7 +11,10 @@ GRANULARITIES = {"block": "by blocks", "branch": "by branches"}
 
 
 def number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
+    """Three digits that count; thousands are written out."""
+    if value is None:
+        return ""
+    return f"{float(f'{value:.3g}'):,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
 
 
 def interval(row: Mapping[str, Any]) -> str:
@@ -29,8 +32,15 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         else row["quantity"]
     )
     beside = ("", "") if near is None else (f"{number(near['measured'])} {near['unit']}", near["holds"] or "")
-    paper = row.get("said") or number(row["paper"])
+    paper = _papers(row)
     return row["model"], quantity, paper, measured, interval(row), row["holds"] or "", *beside
+
+
+def _papers(row: Mapping[str, Any]) -> str:
+    """The paper's figure as it prints it, and in parentheses in the unit of the measured figure."""
+    if not (said := row.get("said")):
+        return number(row["paper"])
+    return said if row["paper"] is None else f"{said} ({number(row['paper'])})"
 
 
 def experiment_table(record: Mapping[str, Any]) -> str:

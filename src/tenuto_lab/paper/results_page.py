@@ -1,10 +1,11 @@
 """All experiments on one page, in Markdown: first one screen for readers of the abstract, then the details."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tenuto_lab.paper import EXPERIMENTS
-from tenuto_lab.paper.abstract import abstract_table
+from tenuto_lab.paper.abstract import OLDER, SETTINGS, TIMED, Ladders, Records, abstract_table, models_table
 from tenuto_lab.paper.experiment_report import counts, rejudged, rests_on, table_rows, verdict
 
 MOST = 24  # rows of a table on the page
@@ -12,15 +13,20 @@ MOST = 24  # rows of a table on the page
 INTRODUCTION = """\
 # The paper's experiments, done again
 
-Tenuto began as an implementation of a paper, "Spectral-Guided Diffusion". The paper gives each residual branch of a
-diffusion model a *lifetime*, computed from the weights alone. After its lifetime the branch is never computed again.
-This page repeats every experiment of the paper on the small models that come with Tenuto. It says for every claim of
-the paper whether the claim holds here.
+The paper "Spectral-Guided Diffusion" gives each residual branch a *lifetime*, computed from the weights alone. After
+its lifetime a branch is never computed again. Here is every claim of its abstract, tried on small models of the same
+kinds.
+"""
 
-## In one screen
+BELOW = """
+*tiny-llada*, *tiny-dit*, *tiny-uvit* and *tiny-sdxl* stand for LLaDA-8B, DiT-XL/2, U-ViT-L and SDXL. *better* and
+*worse* count only differences that are surely not chance, by the paper's own metric. FID × 2 means twice full
+inference's FID.
 """
 
 READING = """
+## How to read this page
+
 **How a verdict is made.** The paper's own metric decides: FID for pictures, right answers for text. Both
 methods start from the same noise, and the interval is that of the paired difference. Holm's correction covers all
 comparisons of an experiment. If the corrected interval excludes zero, the claim holds (*yes*) or does not hold (*no*).
@@ -33,14 +39,21 @@ gives a *no*.
 fails here may hold on large models, and a claim that holds here is no proof. The FIDs use the features of a small
 classifier. Compare them with each other, not with published FIDs. *By blocks* means that the branches of a block share
 one score and one lifetime, as the paper counts its layer-steps. *By branches* means that each branch has its own.
+In the column *paper*, a number in parentheses is the paper's figure in the unit of the column *here*.
+"""
+
+MODELS = """
+## Model by model
+
+The comparisons behind the verdicts: by the paper's metric, and (*nearer*) by nearness to the full run.
 """
 
 
 REJUDGED = """\
-**Older measurements.** Some verdicts were computed later from older measurements. These were made by branches only, at
-50 steps (text: 64), with 3 seeds and one random order. They do not contain the paired difference of two FIDs, so its
-interval assumes the worst correlation. The commands below measure these experiments again with the paper's protocol:
-{titles}.
+{mark} **Older measurements.** These verdicts were computed later from older measurements: {titles}. They were made by
+branches only, at 50 steps (text: 64), with 3 seeds and one random order. They do not contain the paired difference of
+two FIDs, so its interval assumes the worst correlation. The commands below measure them again with the paper's
+protocol.
 """
 
 
@@ -48,13 +61,22 @@ PARTS = """\
 **Newer measurements.** Several processes measured these experiments at one commit ({made}): {titles}. They
 shared the GPU with other work, so rows about time say *not measured*. Matrix products are TF32. """
 
+LADDER = """\
+{mark} **Speeds of the full-size networks** ([every row](../results/ladder/ladder.md),
+[every mode](../results/ladder/ladder_modes.md)) are those of the denoiser alone, with random weights and compiled
+branches, on an H200 at several commits ({commits}).
+{lifetimes}"""
+SCATTERED = """\
+Their lifetimes follow uniform random scores at the paper's budget. `python -m benchmarks.ladder` takes the spectral
+lifetimes of the small model of each layout now, and times whole generations as well; it was not run again yet.
+"""
 
-def results_page(records: Sequence[Mapping[str, Any]], folder: str, ladder: Mapping[str, Any] | None = None) -> str:
+
+def results_page(records: Records, folder: str, ladders: Ladders = ()) -> str:
     """The page. folder: path from the page to the tables and figures."""
-    lines = [INTRODUCTION, *abstract_table(records, ladder), READING]
-    if old := [record["title"].lower() for record in records if record["provenance"].get("rejudged")]:
-        lines.append(REJUDGED.format(titles="; ".join(old)))
-    lines += in_parts(records)
+    lines = [INTRODUCTION, *abstract_table(records, ladders), BELOW]
+    lines += [*about_older(records), *about_ladders(ladders), *in_parts(records)]
+    lines += [MODELS, *models_table(records), READING]
     lines += [
         "## Every experiment\n",
         "| experiment | the paper | yes | no | cannot tell | nearer: yes, no, cannot tell | rests on |",
@@ -63,8 +85,9 @@ def results_page(records: Sequence[Mapping[str, Any]], folder: str, ladder: Mapp
     for record in records:
         yes, no, unsure = counts(record["rows"])
         near = counts(record["rows"], nearness=True)
+        mark = f" {OLDER}" if record["provenance"].get("rejudged") else ""
         lines.append(
-            f"| [{record['title']}](#{anchor(record['title'])}) | {record['where']} | {yes} | {no} | {unsure} "
+            f"| [{record['title']}](#{anchor(record['title'])}){mark} | {record['where']} | {yes} | {no} | {unsure} "
             f"| {', '.join(map(str, near)) if sum(near) else ''} | {rests_on(record)} |"
         )
     missing = [name for name in EXPERIMENTS if name not in {record["name"] for record in records}]
@@ -76,7 +99,23 @@ def results_page(records: Sequence[Mapping[str, Any]], folder: str, ladder: Mapp
     return "\n".join(lines) + "\n"
 
 
-def in_parts(records: Sequence[Mapping[str, Any]]) -> list[str]:
+def about_older(records: Records) -> list[str]:
+    """What to say of verdicts that were made later than their measurements."""
+    old = [record["title"].lower() for record in records if record["provenance"].get("rejudged")]
+    return [REJUDGED.format(mark=OLDER, titles="; ".join(old))] if old else []
+
+
+def about_ladders(ladders: Ladders) -> list[str]:
+    """What to say of the speeds of the full-size networks."""
+    made = [setting for ladder in ladders for case, setting in ladder["settings"].items() if case in SETTINGS]
+    if not made:
+        return []
+    commits = ", ".join(sorted({setting["commit"] for setting in made}))
+    scattered = any("lifetimes" not in setting for setting in made)
+    return [LADDER.format(mark=TIMED, commits=commits, lifetimes=SCATTERED if scattered else "")]
+
+
+def in_parts(records: Records) -> list[str]:
     """What to say of experiments that many processes measured beside each other."""
     new = [record for record in records if record["provenance"].get("measured_by")]
     if not new:
@@ -183,3 +222,8 @@ def most_telling(rows: Sequence[Mapping[str, Any]], most: int = MOST) -> list[Ma
 def anchor(title: str) -> str:
     kept = "".join(c for c in title.lower() if c.isalnum() or c in " -")
     return kept.replace(" ", "-")
+
+
+def plain(text: str) -> str:
+    """A text without Markdown's marks and links."""
+    return " ".join(re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text).replace("*", "").replace("`", "").split())
