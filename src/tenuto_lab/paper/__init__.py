@@ -196,13 +196,13 @@ _ALL = (
     Experiment(
         "bounds",
         "Lemma 2 and Theorem 1",
-        "The perturbation analysis motivates the ranking: a branch's slope is bounded by its weights (Lemma "
-        "2), and the "
-        "error of freezing by that slope, drift and amplification (Theorem 1).",
+        "The perturbation analysis motivates the ranking: a branch's slope is bounded by its weights (Lemma 2), and "
+        "the error of freezing by that slope, drift and amplification (Theorem 1).",
         "Section 3",
         "theory:bounds",
-        ("tiny-dit", "tiny-uvit"),
+        ("tiny-llada", "tiny-dit", "tiny-uvit"),
         samples=8,
+        text_samples=8,
         seeds=1,
         granularities=("branch",),
         minutes=5,
