@@ -31,6 +31,8 @@ class Experiment:
     seeds: int = 10
     granularities: tuple[Granularity, ...] = ("block",)  # the paper's; both where it decides the outcome
     minutes: float = 1.0  # about how long it takes on an H200
+    trials: Callable[[Lab], int] = lambda lab: 0  # about how many, of each model and granularity; 0: not known
+    in_blocks: bool = False  # whether it writes text in blocks, which share the steps equally
     on_cpu: bool = False  # whether a CPU does it in minutes as well
 
     def run(self, lab: Lab) -> ExperimentResult:
@@ -53,6 +55,8 @@ _ALL = (
         "operating:operating_points",
         granularities=BOTH,
         minutes=3,
+        trials=lambda lab: 4,
+        in_blocks=True,
     ),
     Experiment(
         "rankings",
@@ -62,6 +66,8 @@ _ALL = (
         "static_rankings:rankings",
         granularities=BOTH,
         minutes=15,
+        trials=lambda lab: 19,
+        in_blocks=True,
     ),
     Experiment(
         "execution",
@@ -83,6 +89,8 @@ _ALL = (
         "language_tasks:language",
         ("tiny-llada",),
         minutes=2,
+        trials=lambda lab: 15,
+        in_blocks=True,
     ),
     Experiment(
         "horizons",
@@ -92,6 +100,7 @@ _ALL = (
         "horizons:horizons",
         granularities=BOTH,
         minutes=30,
+        trials=lambda lab: 15 if lab.steps else 5 * 15,
     ),
     Experiment(
         "input-aware",
@@ -100,6 +109,8 @@ _ALL = (
         "Table 6",
         "drift_control:input_aware",
         minutes=8,
+        trials=lambda lab: 6,
+        in_blocks=True,
     ),
     Experiment(
         "oracle",
@@ -113,6 +124,7 @@ _ALL = (
         seeds=1,
         granularities=("branch",),
         minutes=30,
+        trials=lambda lab: 2 * lab.samples,
     ),
     Experiment(
         "comparisons",
@@ -123,6 +135,7 @@ _ALL = (
         "comparisons:comparisons",
         DRAWING,
         minutes=10,
+        trials=lambda lab: 25,
     ),
     Experiment(
         "freeze-error",
@@ -136,6 +149,7 @@ _ALL = (
         seeds=1,
         granularities=("branch",),
         minutes=5,
+        trials=lambda lab: 2,
     ),
     Experiment(
         "audit",
@@ -149,6 +163,8 @@ _ALL = (
         seeds=3,
         granularities=("branch",),
         minutes=15,
+        trials=lambda lab: 3 + -(-lab.samples // 32),
+        in_blocks=True,
     ),
     Experiment(
         "pareto",
@@ -158,6 +174,8 @@ _ALL = (
         "operating:pareto",
         granularities=BOTH,
         minutes=5,
+        trials=lambda lab: 7,
+        in_blocks=True,
     ),
     Experiment(
         "maps",
@@ -180,6 +198,7 @@ _ALL = (
         samples=100,
         text_samples=100,
         seeds=1,
+        trials=lambda lab: 1,
     ),
     Experiment(
         "freezing",
@@ -192,6 +211,7 @@ _ALL = (
         seeds=3,
         text_samples=1,
         minutes=3,
+        trials=lambda lab: 4 * lab.seeds,
     ),
     Experiment(
         "bounds",
@@ -206,6 +226,7 @@ _ALL = (
         seeds=1,
         granularities=("branch",),
         minutes=5,
+        trials=lambda lab: 1,
     ),
     Experiment(
         "quantisation",

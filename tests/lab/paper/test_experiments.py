@@ -18,6 +18,7 @@ from tenuto.runtime.executor import Executor
 from tenuto.showing.images import grid, png_bytes
 from tenuto_lab.candidates.ranked_lifetimes import STATISTICS
 from tenuto_lab.cli import app
+from tenuto_lab.cli.experiment import _progress
 from tenuto_lab.frontier.points import everything
 from tenuto_lab.journal import Journal
 from tenuto_lab.paper import EXPERIMENTS, ClaimRow, Lab
@@ -233,6 +234,31 @@ def test_every_experiment_writes_rows_a_table_and_its_figure(
     assert not (tmp_path / ".trials.jsonl").exists()
     counted = {row.get("granularity") for row in record["rows"]} - {None}
     assert counted <= set(EXPERIMENTS[name].granularities) or name == "audit"
+
+
+def test_steps_that_text_cannot_share_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["experiment", "maps", "rankings", "--steps", "10", "-o", str(tmp_path)])
+    assert isinstance(done.exception, UsageError) and "take --steps 8 or 12" in str(done.exception)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["operating-points", "pareto", "oracle", "audit", "freeze-error", "bounds"])
+def test_as_many_trials_as_foretold(name: str, checkpoint: Any) -> None:
+    """The time left is told from this number."""
+    one = EXPERIMENTS[name]
+    lab = Lab((checkpoint,), samples=2, seeds=1, steps=6, granularities=one.granularities)
+    one.run(lab)
+    foretold = one.trials(lab) * len(one.granularities)
+    assert foretold == pytest.approx(len(lab.seen), abs=3) and lab.fresh >= len(lab.seen)
+
+
+def test_the_time_left_is_told_without_a_terminal(checkpoint: Any, tmp_path: Path) -> None:
+    arguments = ["--checkpoint", checkpoint, "--samples", "1", "--seeds", "1", "--steps", "6", "-o", str(tmp_path)]
+    done = CliRunner().invoke(app, ["experiment", "operating-points", "--granularity", "block", *arguments])
+    lines = [line for line in done.output.splitlines() if line.startswith("[")]
+    assert "here about 4 trials" in done.output and "left]" in lines[1] and "left]" not in lines[-1]
+    assert _progress(Lab(fresh=2, seen={"a", "b"}), 4, 3600.0) == "1 h 0 min, about 1 h 0 min left"
+    assert _progress(Lab(fresh=1, seen={"a"}), 1, 61.0) == "1:01"
 
 
 def test_steps_and_samples_are_what_was_asked_for(checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
