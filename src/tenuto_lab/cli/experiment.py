@@ -354,9 +354,9 @@ def _tell(record: dict[str, Any]) -> None:
     from rich.table import Table
 
     from tenuto.cli.console import out, quoted
-    from tenuto_lab.paper.experiment_report import HEAD, cells, verdict
+    from tenuto_lab.paper.experiment_report import HEAD, cells, verdict, where_of
 
-    out.print(f"[bold]{quoted(record['title'])}[/]  ({quoted(record['where'])})")
+    out.print(f"[bold]{quoted(record['title'])}[/]  ({quoted(where_of(record))})")
     out.print(f"The paper: {record['claim']}", markup=False)
     out.print(f"Here: {verdict(record)}", markup=False)
     table = Table(box=None, pad_edge=False)

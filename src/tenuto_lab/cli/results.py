@@ -20,6 +20,9 @@ def results(
     modes: Annotated[
         Path, typer.Option(help="The same of every way of running, if it is not in the first file.")
     ] = Path("results/ladder/ladder_modes.json"),
+    smallest: Annotated[
+        Path, typer.Option(help="Core seconds, as `python -m benchmarks.smallest_experiments` wrote them.")
+    ] = Path("results/smallest_experiments/smallest_experiments.json"),
 ) -> None:
     """Write one page of what the experiments found."""
     from tenuto.cli.console import say
@@ -30,6 +33,7 @@ def results(
     from tenuto_lab.paper import EXPERIMENTS
     from tenuto_lab.paper.experiment_results import read_experiment
     from tenuto_lab.paper.results_page import results_page
+    from tenuto_lab.paper.smallest import read_smallest
     from tenuto_lab.speed.ladder_report import read_ladder
 
     needs("The page", "lab", "matplotlib")
@@ -43,7 +47,8 @@ def results(
         draw_one(record, folder)
     seen_from = Path(os.path.relpath(folder.resolve(), output.parent.resolve())).as_posix()
     timed = [read_ladder(file) for file in (ladder, modes) if file.is_file()]
-    write_text(output, results_page(records, seen_from, timed))
+    tried = read_smallest(smallest) if smallest.is_file() else {}
+    write_text(output, results_page(records, seen_from, timed, tried))
     say(f"Wrote {output}")
     if html is not None:
         _html(records, folder, html, timed)

@@ -134,7 +134,7 @@ CLAIMS = (
     ),
     AbstractClaim(
         "At equal work its order is better than random, depth, norm and stable-rank orders, on four models.",
-        "better in 28 of 28 (Table 3)",
+        "better in 28 of 28 (Table 5)",
         "rankings",
         _beginning("SCR/Frobenius against"),
         _compared,
@@ -142,7 +142,7 @@ CLAIMS = (
     ),
     AbstractClaim(
         "So it is in retrieval, reasoning, code, summaries and open-ended text.",
-        "better in 14 of 14 (Table 4)",
+        "better in 14 of 14 (Table 6)",
         "language",
         _beginning("spectral against depth", "spectral against random"),
         _compared,
@@ -153,7 +153,7 @@ CLAIMS = (
     ),
     AbstractClaim(
         "The ranking is retained down to ten denoising steps.",
-        "better in 20 of 20 (Table 5)",
+        "better in 20 of 20 (Table 7)",
         "horizons",
         _with("spectral against"),
         _compared,
@@ -185,7 +185,7 @@ CLAIMS = (
     ),
     AbstractClaim(
         "The score is a proxy of sensitivity.",
-        "ρ = 0.66 to 0.76 (Figure 4)",
+        "ρ = 0.66 to 0.76 (Figure 3)",
         "freeze-error",
         _beginning("Spearman"),
         lambda rows, others: f"ρ = {_range(rows)}",

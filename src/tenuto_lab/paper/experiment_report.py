@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tenuto.provenance import origin
+from tenuto_lab.paper import EXPERIMENTS
 
 HEAD = ("model", "quantity", "paper", "here", "95 % interval", "holds", "nearness", "nearer")
 LEAST = 1e-10  # a smaller p says no more
@@ -47,13 +48,19 @@ def experiment_table(record: Mapping[str, Any]) -> str:
     """One experiment, in Markdown."""
     lines = [
         f"# {record['title']}\n",
-        f"The paper ({record['where']}): {record['claim']}\n",
+        f"The paper ({where_of(record)}): {record['claim']}\n",
         f"**Here:** {verdict(record)}\n",
         f"{origin(record['provenance'])}; {rests_on(record)}; intervals are 95 %.{rejudged(record)}\n",
     ]
     if record.get("limits"):
         lines.append(f"{record['limits']}\n")
     return "\n".join([*lines, *table_rows(record["rows"])]) + "\n"
+
+
+def where_of(record: Mapping[str, Any]) -> str:
+    """Where the claim stands in the paper, as it is known now; older records number tables otherwise."""
+    known = EXPERIMENTS.get(record.get("name", ""))
+    return str(record["where"]) if known is None else known.where
 
 
 def table_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:

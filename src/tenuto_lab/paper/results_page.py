@@ -2,13 +2,16 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from tenuto_lab.paper import EXPERIMENTS
 from tenuto_lab.paper.abstract import OLDER, SETTINGS, TIMED, Ladders, Records, abstract_table, models_table
-from tenuto_lab.paper.experiment_report import counts, rejudged, rests_on, table_rows, verdict
+from tenuto_lab.paper.experiment_report import counts, rejudged, rests_on, table_rows, verdict, where_of
+from tenuto_lab.paper.smallest import SIZE
 
 MOST = 24  # rows of a table on the page
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 INTRODUCTION = """\
 # The paper's experiments, done again
@@ -72,8 +75,12 @@ lifetimes of the small model of each layout now, and times whole generations as 
 """
 
 
-def results_page(records: Records, folder: str, ladders: Ladders = ()) -> str:
-    """The page. folder: path from the page to the tables and figures."""
+def results_page(records: Records, folder: str, ladders: Ladders = (), smallest: Mapping[str, Any] = NOTHING) -> str:
+    """The page.
+
+    folder    path from the page to the tables and figures
+    ladders   the speed of the full-size networks; smallest: the core seconds of the experiments at the smallest size
+    """
     lines = [INTRODUCTION, *abstract_table(records, ladders), BELOW]
     lines += [*about_older(records), *about_ladders(ladders), *in_parts(records)]
     lines += [MODELS, *models_table(records), READING]
@@ -87,13 +94,13 @@ def results_page(records: Records, folder: str, ladders: Ladders = ()) -> str:
         near = counts(record["rows"], nearness=True)
         mark = f" {OLDER}" if record["provenance"].get("rejudged") else ""
         lines.append(
-            f"| [{record['title']}](#{anchor(record['title'])}){mark} | {record['where']} | {yes} | {no} | {unsure} "
+            f"| [{record['title']}](#{anchor(record['title'])}){mark} | {where_of(record)} | {yes} | {no} | {unsure} "
             f"| {', '.join(map(str, near)) if sum(near) else ''} | {rests_on(record)} |"
         )
     missing = [name for name in EXPERIMENTS if name not in {record["name"] for record in records}]
     if missing:
         lines.append(f"\nNot run yet: {', '.join(missing)}.")
-    lines += ["", *running()]
+    lines += ["", *running(smallest)]
     for record in records:
         lines += _section(record, folder)
     return "\n".join(lines) + "\n"
@@ -101,7 +108,7 @@ def results_page(records: Records, folder: str, ladders: Ladders = ()) -> str:
 
 def about_older(records: Records) -> list[str]:
     """What to say of verdicts that were made later than their measurements."""
-    old = [record["title"].lower() for record in records if record["provenance"].get("rejudged")]
+    old = [in_line(record["title"]) for record in records if record["provenance"].get("rejudged")]
     return [REJUDGED.format(mark=OLDER, titles="; ".join(old))] if old else []
 
 
@@ -121,13 +128,17 @@ def in_parts(records: Records) -> list[str]:
     if not new:
         return []
     made = sorted({f"{one['provenance']['commit']} on {one['provenance']['hardware']}" for one in new})
-    left = [f"{one['title'].lower()}: {', '.join(out)}" for one in new if (out := one["provenance"].get("left_out"))]
-    told = PARTS.format(titles="; ".join(one["title"].lower() for one in new), made=", ".join(made))
+    left = [f"{in_line(one['title'])}: {', '.join(out)}" for one in new if (out := one["provenance"].get("left_out"))]
+    told = PARTS.format(titles="; ".join(in_line(one["title"]) for one in new), made=", ".join(made))
     return [told + (f"Not measured yet: {'; '.join(left)}.\n" if left else "")]
 
 
-def running() -> list[str]:
-    """Which command makes which table of the paper, and how long that takes."""
+def running(smallest: Mapping[str, Any]) -> list[str]:
+    """Which command makes which table of the paper, and how long that takes.
+
+    smallest  what `python -m benchmarks.smallest_experiments` wrote
+    """
+    tried = smallest.get("experiments", {})
     lines = [
         "## Run it again\n",
         "Install with `pip install '.[lab]'`. To run all experiments on one GPU, in parts of ten minutes (the same "
@@ -151,18 +162,26 @@ def running() -> list[str]:
         "In bfloat16: `tenuto lab experiment all --device cuda --dtype bfloat16 --resume --minutes 9 "
         "-o results/experiments-bfloat16`. If a run reaches its time limit, its exit code is 75.",
         "",
-        "To repeat one table of the paper, use one of these commands. The times are estimates for one H200 with the "
-        "paper's protocol (100 steps, SDXL 50; 10 seeds), not measurements. Without a GPU, add "
-        "`--samples 8 --seeds 1 --steps 20`. So few samples only show that the commands work: most verdicts will be "
-        "*cannot tell*.",
+        "### To get a table of the paper, run this\n",
+        "Tables and figures are numbered as in the paper's source. Tables 1, 13, 14 and 16 describe its protocol, and "
+        "it excludes Table 15 from its claims itself. *On a GPU*: an estimate for one H200 with the paper's protocol "
+        "(100 steps, SDXL 50; 10 seeds). *To try it*: core seconds of one CPU core, measured with "
+        f"`--model tiny-dit {' '.join(SIZE)}` (language: `--model tiny-llada`) instead of `--device cuda`. So few "
+        "samples only show that the command works: most verdicts will be *cannot tell*.",
         "",
-        "| in the paper | command | about |",
-        "|---|---|---:|",
+        "| in the paper | command | on a GPU | to try it |",
+        "|---|---|---:|---:|",
     ]
     for one in EXPERIMENTS.values():
-        where = "no GPU needed" if one.on_cpu else f"{one.minutes:g} min"
+        gpu = "none needed" if one.on_cpu else f"about {one.minutes:g} min"
         device = "" if one.on_cpu else " --device cuda"
-        lines.append(f"| {one.where}: {one.title.lower()} | `tenuto lab experiment {one.name}{device}` | {where} |")
+        core = f"{tried[one.name]['core_seconds']:.0f} s" if one.name in tried else ""
+        lines.append(
+            f"| {one.where}: {in_line(one.title)} | `tenuto lab experiment {one.name}{device}` | {gpu} | {core} |"
+        )
+    if tried:
+        made = next(iter(tried.values()))
+        lines.append(f"\n`{made['command']}` at {made['commit']}, {made['hardware']}, torch {made['torch']}.")
     lines += [
         "",
         "On your own checkpoint, in its published layout:",
@@ -187,7 +206,7 @@ def _section(record: Mapping[str, Any], folder: str) -> list[str]:
     name, made = record["name"], record["provenance"]
     lines = [
         f"\n## {record['title']}\n",
-        f"*The paper ({record['where']}):* {record['claim']}\n",
+        f"*The paper ({where_of(record)}):* {record['claim']}\n",
         f"*Here:* {verdict(record)}\n",
     ]
     if record.get("figure"):
@@ -217,6 +236,11 @@ def most_telling(rows: Sequence[Mapping[str, Any]], most: int = MOST) -> list[Ma
         if not claims and not any(row["paper"] is not None for row in rows):
             chosen.update(known[:room])
     return [row for i, row in enumerate(rows) if i in chosen]
+
+
+def in_line(title: str) -> str:
+    """A title inside a sentence: names keep their capitals."""
+    return title if title.startswith("Lemma") else title[:1].lower() + title[1:]
 
 
 def anchor(title: str) -> str:

@@ -54,7 +54,7 @@ def test_every_claim_has_a_line_and_an_experiment() -> None:
     rows = abstract_rows([record("rankings", [row("tiny-dit", "yes"), row("tiny-uvit", "no"), held])])
     assert len(rows) == len(CLAIMS) and all(len(one) == len(HEAD) for one in rows)
     (ranked,) = [one for one in rows if one[0].startswith("At equal work")]
-    assert ranked[1:4] == ("better in 28 of 28 (Table 3)", "better in 1 of 2, worse in 1", "**does not hold**")
+    assert ranked[1:4] == ("better in 28 of 28 (Table 5)", "better in 1 of 2, worse in 1", "**does not hold**")
     assert "tiny-dit: 1 better; tiny-uvit: 1 worse; tiny-llada, tiny-sdxl not measured" in ranked[4]
     assert "every order raises the FID (× 10)" in ranked[4]
     assert sum(one[3] == "not run" and one[4].startswith("`") for one in rows) == len(CLAIMS) - 1

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import tenuto
 from tenuto.errors import UsageError
+from tenuto.files import write_json
 from tenuto.models import Model, llada
 from tenuto.models.llada import LLaDA
 from tenuto.runtime.executor import Executor
@@ -29,7 +30,8 @@ from tenuto_lab.paper.drawing_bench import PictureBench
 from tenuto_lab.paper.experiment_figures import draw
 from tenuto_lab.paper.experiment_report import HEAD, cells, experiment_table, verdict
 from tenuto_lab.paper.experiment_results import Figure, Panel, judged, spread
-from tenuto_lab.paper.results_page import results_page
+from tenuto_lab.paper.results_page import results_page, running
+from tenuto_lab.paper.smallest import options_of, read_smallest
 from tenuto_lab.paper.static_rankings import NAMES, PAPER, ranked_way, refreshed_way
 from tenuto_lab.paper.trials import Trial, difference, fid_gain
 from tenuto_lab.paper.ways import (
@@ -411,8 +413,20 @@ def test_a_page_of_one_record_links_its_table() -> None:
         "provenance": {"command": "x", "commit": "y", "hardware": "z", "samples": 1, "seeds": 1},
     }
     page = results_page([record], "../results/experiments")
+    assert "*The paper (Figures 2 and 5, Table 17):*" in page  # an older record numbers them otherwise
     assert "(../results/experiments/maps.md)" in page and "| m | q | 1 | 2 | 1 to 3 | yes |" in page
     assert len(HEAD) == len(cells(record["rows"][0]))
+
+
+def test_the_page_says_which_command_makes_which_table_and_how_long_it_takes(tmp_path: Path) -> None:
+    made = {"command": "c", "commit": "d", "torch": "2", "hardware": "one core", "core_seconds": 31.4}
+    write_json(tmp_path / "s.json", {"experiments": {"rankings": made}})
+    lines = running(read_smallest(tmp_path / "s.json"))
+    command = "`tenuto lab experiment rankings --device cuda`"
+    assert f"| Table 5: static rankings at a matched budget | {command} | about 15 min | 31 s |" in lines
+    assert sum(line.startswith("| ") and "`tenuto lab experiment" in line for line in lines) == len(EXPERIMENTS)
+    assert "\n`c` at d, one core, torch 2." in lines
+    assert options_of("rankings")[:2] == ("--model", "tiny-dit") and options_of("language")[1] == "tiny-llada"
 
 
 def test_text_is_tried_by_whatever_runs_it() -> None:
