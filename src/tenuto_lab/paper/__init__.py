@@ -116,7 +116,7 @@ _ALL = (
         "oracle",
         "Oracle replay",
         "Knowing the outcome, 29 % of the layer-steps (930 of 3,200) keep the output within 0.5 %.",
-        "Tables 6 and 8, oracle replay",
+        "Tables 6 and 8",
         "oracle:oracle",
         ("tiny-llada", "tiny-dit", "tiny-uvit"),  # the paper has LLaDA's only; a UNet's search takes hours
         samples=20,

@@ -272,18 +272,21 @@ def models_table(records: Records) -> list[str]:
     known = sources(records)
     lines = [f"| the abstract says | {' | '.join(REFERENCE)} |", f"|---|{'---|' * len(REFERENCE)}"]
     for claim in CLAIMS:
-        tested = [row for row in known.get(claim.experiment, ()) if claim.about(row)]
-        if tested:
-            cells = [_cell(claim, model, [row for row in tested if row["model"] == model]) for model in REFERENCE]
+        rows = known.get(claim.experiment, ())
+        if any(map(claim.about, rows)):
+            cells = [_cell(claim, model, [row for row in rows if row["model"] == model]) for model in REFERENCE]
             lines.append(f"| {claim.says} | {' | '.join(cells)} |")
     return lines
 
 
 def _cell(claim: AbstractClaim, model: str, rows: Sequence[Row]) -> str:
+    """What the rows of one model say of a claim. If none of them tests it, the claim is not about this model."""
     if not rows:
         return "not measured" if model in EXPERIMENTS[claim.experiment].models else ""
-    told = by_model(rows).split(": ", 1)[1]
-    near = by_model(rows, nearness=True)
+    if not (tested := [row for row in rows if claim.about(row)]):
+        return ""
+    told = by_model(tested).split(": ", 1)[1]
+    near = by_model(tested, nearness=True)
     return f"{told}; nearer: {near.split(': ', 1)[1]}" if near else told
 
 

@@ -75,6 +75,13 @@ def test_a_model_without_a_row_is_said_not_to_be_measured() -> None:
     assert ranked.endswith("| not measured | 1 yes; nearer: 1 no | not measured | not measured |")
 
 
+def test_a_model_that_a_claim_is_not_about_has_an_empty_cell() -> None:
+    """Of text there is the lemma and no theorem."""
+    rows = [row("tiny-llada", "yes", "Lemma 2: units"), row("tiny-dit", "yes", "Theorem 1: rank correlation")]
+    (line,) = [line for line in models_table([record("bounds", rows)]) if "perturbation" in line]
+    assert line.endswith("|  | 1 yes | not measured |  |")
+
+
 COMMON = {"model": "LLaDA-8B", "speedup_over_eager": 2.5, "speedup_over_padded": None, "schedule": "lifetimes 35%"}
 
 
