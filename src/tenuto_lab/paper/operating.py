@@ -88,11 +88,10 @@ def share_row(bench: Bench, steps: int) -> ClaimRow:
 
 
 def redundancy_row(bench: Bench) -> ClaimRow:
-    """Whether SCR and stable rank order the units alike. It follows from the weights alone."""
+    """Whether SCR and stable rank order the branches alike. It follows from the weights alone."""
     both, told = scr_and_stable_rank(bench.scores), "the paper: related, not redundant"
-    claimed = SPEARMAN.get(bench.family)
-    row = ClaimRow("Spearman ρ of SCR and stable rank", bench.model.name, claimed, both.rho)
-    return replace(row, note=f"p = {both.p:.2g}, {both.n} units; {told}", granularity=bench.granularity)
+    claimed, quantity = SPEARMAN.get(bench.family), "Spearman ρ of SCR and stable rank, of the branches"
+    return ClaimRow(quantity, bench.model.name, claimed, both.rho, note=f"p = {both.p:.2g}, {both.n} branches; {told}")
 
 
 def pareto(lab: Lab) -> ExperimentResult:
@@ -156,7 +155,8 @@ def maps(lab: Lab) -> ExperimentResult:
         told = "the paper's maps grow with depth"
         second = ClaimRow("mean lifetime of the second half, share of T", name, None, late, holds=grow, note=told)
         rows.append(replace(second, **of))  # type: ignore[arg-type]
-        rows.append(redundancy_row(bench))
+        if bench.granularity == lab.granularities[0]:
+            rows.append(redundancy_row(bench))
     return ExperimentResult(
         rows,
         f"At τ = 1 the share of layer-steps is {spread(rows, 'by branches')} counted by branches, and "
