@@ -61,11 +61,14 @@ def _html(records: list[dict[str, Any]], folder: Path, path: Path, timed: list[d
 
     from tenuto.showing.page import Table, write_page
     from tenuto_lab.paper.abstract import HEAD as ABSTRACT
-    from tenuto_lab.paper.abstract import abstract_rows
+    from tenuto_lab.paper.abstract import OLDER, TIMED, abstract_rows
     from tenuto_lab.paper.experiment_report import HEAD, cells, verdict
     from tenuto_lab.paper.results_page import BELOW, about_ladders, about_older, plain
 
-    words = " ".join(plain(part) for part in (BELOW, *about_older(records), *about_ladders(timed)))
+    notes = {"In other words": [BELOW], OLDER: about_older(records), TIMED: about_ladders(timed)}
+    words = [
+        Table(mark, (), (), plain(part).removeprefix(f"{mark} ")) for mark, parts in notes.items() for part in parts
+    ]
     claims = [[plain(cell) for cell in row] for row in abstract_rows(records, timed)]
     tables, figures = [], []
     for record in records:
@@ -79,7 +82,7 @@ def _html(records: list[dict[str, Any]], folder: Path, path: Path, timed: list[d
         title="The paper's experiments, done again",
         lead="Every claim of the abstract of Spectral-Guided Diffusion, tried on small models of the same kinds.",
         facts={key: ", ".join(sorted({one[key] for one in made})) for key in ("commit", "torch", "hardware", "date")},
-        opening=[Table("Does it hold?", ABSTRACT, claims, prose=True), Table("In other words", (), (), words)],
+        opening=[Table("Does it hold?", ABSTRACT, claims, prose=True), *words],
         drawings=figures,
         tables=tables,
     )

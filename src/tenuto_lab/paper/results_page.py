@@ -55,8 +55,8 @@ The comparisons behind the verdicts: by the paper's metric, and (*nearer*) by ne
 REJUDGED = """\
 {mark} **Older measurements.** These verdicts were computed later from older measurements: {titles}. They were made by
 branches only, at 50 steps (text: 64; horizons: as their rows say), with 3 seeds at most and one random order. They do
-not contain the paired difference of two FIDs, so its interval assumes the worst correlation. The commands below measure
-them again with the paper's protocol.
+not contain the paired difference of two FIDs, so its interval assumes the worst correlation. `tenuto lab experiment`
+measures them again with the paper's protocol.
 """
 
 
