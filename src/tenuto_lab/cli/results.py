@@ -82,10 +82,7 @@ def _html(records: list[dict[str, Any]], folder: Path, path: Path, timed: list[d
         title="The paper's experiments, done again",
         lead="Every claim of the abstract of Spectral-Guided Diffusion, tried on small models of the same kinds.",
         facts={key: ", ".join(sorted({one[key] for one in made})) for key in ("commit", "torch", "hardware", "date")},
-        opening=[
-            Table("Does it hold?", ABSTRACT, claims, prose=True),
-            *(Table(mark, (), (), text) for mark, text in told),
-        ],
+        opening=[Table("Does it hold?", ABSTRACT, claims, prose=True), *words],
         drawings=figures,
         tables=tables,
     )
