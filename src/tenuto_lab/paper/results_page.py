@@ -167,7 +167,7 @@ def running(smallest: Mapping[str, Any]) -> list[str]:
         "it excludes Table 15 from its claims itself. *On a GPU*: an estimate for one H200 with the paper's protocol "
         "(100 steps, SDXL 50; 10 seeds). *To try it*: core seconds of one CPU core, measured with "
         f"`--model tiny-dit {' '.join(SIZE)}` (language: `--model tiny-llada`) instead of `--device cuda`. So few "
-        "samples only show that the command works: most verdicts will be *cannot tell*.",
+        "samples only show that the command works: most verdicts will be *cannot tell*. Empty: not timed.",
         "",
         "| in the paper | command | on a GPU | to try it |",
         "|---|---|---:|---:|",
