@@ -53,7 +53,7 @@ def parts() -> list[Part]:
             found.append(Part(f"{model}-{granularity}", names, ("--model", model, "--granularity", granularity)))
     for model in MODELS:
         names = ("freeze-error", "failures", "audit")
-        names += {"tiny-llada": ("freezing", "oracle"), "tiny-sdxl": ()}.get(model, ("bounds", "oracle"))
+        names += {"tiny-llada": ("freezing", "oracle", "bounds"), "tiny-sdxl": ()}.get(model, ("bounds", "oracle"))
         found.append(Part(f"{model}-units", names, ("--model", model)))
     for model in MODELS:
         options = ("--model", model, "--granularity", "block", "--dtype", "bfloat16")

@@ -75,7 +75,9 @@ def make_subject(family: str, size: int, device: torch.device, dtype: torch.dtyp
 def main(
     out: Annotated[Path, typer.Option(help="The file to write, and to go on from.")] = RESULTS,
     only: Annotated[list[str] | None, typer.Option(help="Settings, or families: dit, llada:512, …")] = None,
-    steps: Annotated[int, typer.Option(min=2, help="Of the lifetime schedules.")] = 100,
+    steps: Annotated[
+        int | None, typer.Option(min=2, help="Of the lifetime schedules. Default: the paper's 100; SDXL 50.")
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Generations timed; the median counts.")] = 3,
     quick: Annotated[bool, typer.Option(help="The complete system and its yardsticks only.")] = False,
     again: Annotated[bool, typer.Option(help="Measure what is in the file already, too.")] = False,
@@ -95,13 +97,15 @@ def main(
             print(f"{name} is in {out} already, of this commit")
             continue
         subject = make_subject(family, size, where, dtype, tiny)
-        taken = min(steps, 50) if family == "sdxl" else steps  # the paper's 50
+        taken = steps or (50 if family == "sdxl" else 100)
         rungs = ladder(subject, FAMILIES[family][1], taken, quick, score(f"tiny-{family}"))
         rows = measure(subject, rungs, repeats, lambda text: print(text, flush=True))
         known["rows"] = [row for row in known["rows"] if row["case"] != name]
         known["rows"] += [{"case": name, **row.to_json()} for row in rows]
         spent = where_time_goes(subject)
-        known["settings"][name] = provenance(device, seed=0, ceilings=ceilings(where), spent=spent)
+        known["settings"][name] = provenance(
+            device, seed=0, ceilings=ceilings(where), spent=spent, lifetimes=f"spectral, of tiny-{family}"
+        )
         if whole:
             paper = next(rung.schedule for rung in rungs if rung.schedule is not None and "lifetimes" in rung.name)
             timed = end_to_end(subject, family, paper, repeats)

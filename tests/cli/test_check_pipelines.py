@@ -24,10 +24,11 @@ def test_an_sdxl_directory_is_checked(tenuto: Run, tmp_path: Path, policy: str) 
 
 
 @pytest.mark.parametrize("make", [layouts.latent_dit, layouts.latent_uvit], ids=["dit", "uvit"])
-def test_latents_are_decoded_before_they_are_compared(tenuto: Run, tmp_path: Path, make: Any) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_latents_are_decoded_before_they_are_compared(tenuto: Run, tmp_path: Path, make: Any, dtype: str) -> None:
     place, file = make(tmp_path / "model"), tmp_path / "schedule.json"
     assert tenuto("schedule", place, "--steps", 20, "--budget", 0.5, "-o", file)[0] == 0
-    status, out, err = tenuto("check", place, "--schedule", file, "--samples", 2, "--json")
+    status, out, err = tenuto("check", place, "--schedule", file, "--samples", 2, "--dtype", dtype, "--json")
     assert status in (0, 1), err
     assert all(decibels is None or decibels > 0 for decibels in json.loads(out)["likeness"])
 

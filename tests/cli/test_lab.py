@@ -70,6 +70,9 @@ def test_statuses_come_back(tenuto: Run) -> None:
         ),
         (("--policy", "ranked", "--ranking", "random", "--seed", "3", "--granularity", "block"), "ranked_lifetimes"),
         (("--policy", "delta_dit", "--every", "2", "--cached", "1", "--boundary", "0.5"), "delta_dit"),
+        (("--ranking", "scr", "--budget", "0.4"), "ranked_lifetimes"),  # the default policy
+        (("--policy", "deep_cache", "--every", "3"), "deep_cache"),  # without long skips: the outer blocks are live
+        (("--policy", "deep_cache", "--lifetimes", "0.5"), "both"),  # the paper's Spectral + DeepCache
         (("--policy", "block_cache", "--budget", "0.5", "--samples", "1"), "block_cache"),
     ],
 )
@@ -87,6 +90,7 @@ def test_candidates_are_scheduled(tenuto: Run, model: Path, options: tuple[str, 
         (("--policy", "allocated", "--share", "0.3"), "--share belongs to the policy anchors"),
         (("--policy", "refresh"), "refresh"),
         (("--policy", "anchors", "--every", "2", "--budget", "0.3"), "not both"),
+        (("--policy", "deep_cache", "--depth", "1"), "has no long skips"),
         (("--policy", "anchors", "--granularity", "block"), "--granularity belongs to the policy ranked"),
     ],
 )

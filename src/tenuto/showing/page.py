@@ -21,6 +21,7 @@ class Table:
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     text: str = ""
+    prose: bool = False  # True: cells are words, so none is aligned to the right
 
 
 def write_page(
@@ -29,6 +30,7 @@ def write_page(
     title: str,
     lead: str,
     facts: Mapping[str, Any],
+    opening: Sequence[Table] = (),
     figures: Sequence[tuple[str, str]] = (),
     pictures: Sequence[tuple[str, Image.Image]] = (),
     drawings: Sequence[tuple[str, Image.Image]] = (),
@@ -39,6 +41,7 @@ def write_page(
 ) -> None:
     """A page of whatever is given.
 
+    opening   tables that come first
     figures   (value, what it is), shown large
     pictures  (caption, image), of the same noise with a schedule and without
     drawings  (title, image), as wide as the page
@@ -53,6 +56,7 @@ def write_page(
     page = environment.get_template("page.html.jinja").render(
         title=title,
         lead=lead,
+        opening=opening,
         figures=figures,
         pictures=[(caption, _data_uri(image)) for caption, image in pictures],
         drawings=[(title, _data_uri(image)) for title, image in drawings],

@@ -124,6 +124,8 @@ def run_experiments(
     for one in chosen:
         needs(f"The experiment {one.name}", "lab", "matplotlib", *NEEDS.get(one.name, ()))
         check_writable(output / f"{one.name}.json")
+    for one in chosen:
+        _check_steps(one, steps, [str(checkpoint)] if checkpoint else models or list(one.models))
     if reference is not None and (inception is None or inception.suffix != ".pt"):
         needs("--reference", "eval", "torch_fidelity")
     protocol = Protocol(dtype, guidance, vae, captions, problems, answer_length, inception, reference, batch)
@@ -189,6 +191,23 @@ def run_experiments(
         journal.done()
     if as_json:
         print_json(records[0] if len(records) == 1 else records)
+
+
+def _check_steps(one: "Experiment", steps: int | None, models: list[str]) -> None:
+    """Text is written in blocks of as many steps each. A number of steps that does not fit is refused at once."""
+    from tenuto.errors import UsageError
+    from tenuto.models import open_model
+    from tenuto_lab.paper.writing_bench import BLOCKS
+
+    if steps is None or steps % BLOCKS == 0 or not one.in_blocks:
+        return
+    for name in models:
+        if open_model(name).architecture.asks_for == "prompt":
+            below = steps - steps % BLOCKS
+            raise UsageError(
+                f"The experiment {one.name} lets {name} write in {BLOCKS} blocks of as many steps each, so {steps} "
+                f"steps do not fit: take --steps {below} or {below + BLOCKS}, or only models that draw."
+            )
 
 
 STOPPED = 75  # the exit status of a run that stopped in time and wants to be resumed
@@ -270,11 +289,13 @@ def _done(one: "Experiment", lab: "Lab", folder: Path) -> dict[str, Any]:
     from tenuto.cli.console import say
     from tenuto.files import write_json
 
-    about = "seconds, without a GPU" if one.on_cpu else f"about {one.minutes:g} minutes on an H200 (an estimate)"
-    say(f"{one.name}: {about}")
+    total = one.trials(lab) * len(lab.models) * len(lab.granularities)
+    counted = f"; here about {total} trials" if total else ""
+    gpu = f"about {one.minutes:g} minutes on an H200 with the default samples (an estimate){counted}"
+    say(f"{one.name}: {'seconds, without a GPU' if one.on_cpu else gpu}")
     begun = time.monotonic()
     with telling(one.title) as tell:
-        lab.say = lambda text: tell(f"[{_clock(time.monotonic() - begun)}] {text}")
+        lab.say = lambda text: tell(f"[{_progress(lab, total, time.monotonic() - begun)}] {text}")
         result = one.run(lab)
     record = {
         "provenance": _provenance(one, lab, round(time.monotonic() - begun)),
@@ -307,8 +328,15 @@ def _provenance(one: "Experiment", lab: "Lab", seconds: int) -> dict[str, Any]:
     return {**made, **about, "date": max(runs.values(), default=made["date"]), "measured_by": sorted(runs)}
 
 
+def _progress(lab: "Lab", total: int, seconds: float) -> str:
+    """The time so far, and about how much is left, if the trials to come take as long as those so far."""
+    left = seconds / lab.fresh * (total - len(lab.seen)) if lab.fresh else 0
+    return _clock(seconds) + (f", about {_clock(left)} left" if left > 0 else "")
+
+
 def _clock(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
 def draw_one(record: dict[str, Any], folder: Path) -> None:
@@ -326,9 +354,9 @@ def _tell(record: dict[str, Any]) -> None:
     from rich.table import Table
 
     from tenuto.cli.console import out, quoted
-    from tenuto_lab.paper.experiment_report import HEAD, cells, verdict
+    from tenuto_lab.paper.experiment_report import HEAD, cells, verdict, where_of
 
-    out.print(f"[bold]{quoted(record['title'])}[/]  ({quoted(record['where'])})")
+    out.print(f"[bold]{quoted(record['title'])}[/]  ({quoted(where_of(record))})")
     out.print(f"The paper: {record['claim']}", markup=False)
     out.print(f"Here: {verdict(record)}", markup=False)
     table = Table(box=None, pad_edge=False)

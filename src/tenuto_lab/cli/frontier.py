@@ -36,6 +36,18 @@ def frontier(
     captions: Annotated[
         Path | None, typer.Option(help="A file of captions, one on each line, for a whole pipeline.")
     ] = None,
+    problems: Annotated[
+        Path | None,
+        typer.Option(help="Text: a JSONL file with task, prompt and answer. Default: problems.json beside the model."),
+    ] = None,
+    answer_length: Annotated[int, typer.Option(min=1, max=4096, help="Text: tokens of an answer.")] = 16,
+    length: Annotated[int, typer.Option(min=1, max=4096, help="Text: tokens of a continuation.")] = 128,
+    inception: Annotated[
+        Path | None, typer.Option(help="Inception weights: torch-fidelity's file, or TorchScript.")
+    ] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="Real pictures or their statistics: judge by Inception features.")
+    ] = None,
     dtype: Annotated[Precision, typer.Option(help="Precision to run in.")] = "float32",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the figures here, as JSON.")] = None,
     png: Annotated[Path | None, typer.Option(help="Draw quality against work and time.")] = None,
@@ -48,17 +60,24 @@ def frontier(
     from tenuto.cli.app import check_device
     from tenuto.cli.console import out, print_json, say
     from tenuto.cli.extras import needs
+    from tenuto.errors import UsageError
     from tenuto.files import check_writable, write_json
     from tenuto.models import load
     from tenuto.provenance import provenance
     from tenuto.scheduling.making import check_budget
     from tenuto_lab.frontier import case_of, measure
     from tenuto_lab.frontier.frontier_report import frontier_picture, frontier_tables
+    from tenuto_lab.full_size.inception_judge import inception_judge
     from tenuto_lab.full_size.samples import read_captions
+    from tenuto_lab.paper.writing_bench import read_problems
     from tenuto_lab.rivals import NAMES
 
     if png is not None:
         needs("--png", "lab", "matplotlib")
+    if reference is not None and (inception is None or inception.suffix != ".pt"):
+        needs("--reference", "eval", "torch_fidelity")
+    if inception is not None and reference is None:
+        raise UsageError("Inception judges against real pictures: name them, or their statistics, with --reference.")
     place = check_device(device)
     for path in (output, png):
         if path is not None:
@@ -67,6 +86,12 @@ def frontier(
         check_budget(budget)
     loaded = load(model, device=place, dtype=getattr(torch, dtype))
     text = loaded.architecture.asks_for == "prompt"
+    if text and reference is not None:
+        raise UsageError(f"{model} writes text; --reference is for pictures.")
+    if problems is not None and not text:
+        raise UsageError(f"{model} draws pictures; --problems is for text.")
+    posed = None if problems is None else read_problems(problems, loaded)
+    judge = None if reference is None else inception_judge(inception, reference, place)
     record: dict[str, Any] = {"cases": {}, "rows": [], "comparisons": []}
     for count in steps or [TEXT_STEPS if text else STEPS]:
         case = case_of(
@@ -81,6 +106,10 @@ def frontier(
             named=NAMES if named == ["all"] else named or (),
             vae=vae,
             captions=read_captions(captions) if captions else (),
+            posed=posed,
+            answer_length=answer_length,
+            length=length,
+            judge=judge,
         )
         with telling(f"Measuring {model} at {count} steps") as tell:
             measured = measure(case, tell)

@@ -17,6 +17,12 @@ def results(
     ladder: Annotated[
         Path, typer.Option(help="The speed of the full-size networks, as `python -m benchmarks.ladder` wrote it.")
     ] = Path("results/ladder/ladder.json"),
+    modes: Annotated[
+        Path, typer.Option(help="The same of every way of running, if it is not in the first file.")
+    ] = Path("results/ladder/ladder_modes.json"),
+    smallest: Annotated[
+        Path, typer.Option(help="Core seconds, as `python -m benchmarks.smallest_experiments` wrote them.")
+    ] = Path("results/smallest_experiments/smallest_experiments.json"),
 ) -> None:
     """Write one page of what the experiments found."""
     from tenuto.cli.console import say
@@ -27,6 +33,7 @@ def results(
     from tenuto_lab.paper import EXPERIMENTS
     from tenuto_lab.paper.experiment_results import read_experiment
     from tenuto_lab.paper.results_page import results_page
+    from tenuto_lab.paper.smallest import read_smallest
     from tenuto_lab.speed.ladder_report import read_ladder
 
     needs("The page", "lab", "matplotlib")
@@ -39,35 +46,43 @@ def results(
     for record in records:
         draw_one(record, folder)
     seen_from = Path(os.path.relpath(folder.resolve(), output.parent.resolve())).as_posix()
-    timed = read_ladder(ladder) if ladder.is_file() else None
-    write_text(output, results_page(records, seen_from, timed))
+    timed = [read_ladder(file) for file in (ladder, modes) if file.is_file()]
+    tried = read_smallest(smallest) if smallest.is_file() else {}
+    write_text(output, results_page(records, seen_from, timed, tried))
     say(f"Wrote {output}")
     if html is not None:
         _html(records, folder, html, timed)
         say(f"Wrote {html}")
 
 
-def _html(records: list[dict[str, Any]], folder: Path, path: Path, timed: dict[str, Any] | None) -> None:
+def _html(records: list[dict[str, Any]], folder: Path, path: Path, timed: list[dict[str, Any]]) -> None:
+    """The same as one file: first the verdicts, then figures and tables."""
     from PIL import Image
 
     from tenuto.showing.page import Table, write_page
-    from tenuto_lab.paper.abstract import abstract_table
+    from tenuto_lab.paper.abstract import HEAD as ABSTRACT
+    from tenuto_lab.paper.abstract import OLDER, TIMED, abstract_rows
     from tenuto_lab.paper.experiment_report import HEAD, cells, verdict
+    from tenuto_lab.paper.results_page import BELOW, about_ladders, about_older, plain
 
-    lines = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in abstract_table(records, timed)]
-    tables = [Table("In one screen", lines[0], lines[2:], "What the abstract says, and what was found here.")]
-    pictures = []
+    notes = {"In other words": [BELOW], OLDER: about_older(records), TIMED: about_ladders(timed)}
+    words = [
+        Table(mark, (), (), plain(part).removeprefix(f"{mark} ")) for mark, parts in notes.items() for part in parts
+    ]
+    claims = [[plain(cell) for cell in row] for row in abstract_rows(records, timed)]
+    tables, figures = [], []
     for record in records:
         rows = [cells(row) for row in record["rows"]]
         tables.append(Table(record["title"], HEAD, rows, f"The paper: {record['claim']} Here: {verdict(record)}"))
         if record.get("figure"):
-            pictures.append((record["title"], Image.open(folder / f"{record['name']}.png")))
+            figures.append((record["title"], Image.open(folder / f"{record['name']}.png")))
     made = [record["provenance"] for record in records]
     write_page(
         path,
         title="The paper's experiments, done again",
-        lead="What the paper says, what was measured on the reference models, and whether the claim holds there.",
+        lead="Every claim of the abstract of Spectral-Guided Diffusion, tried on small models of the same kinds.",
         facts={key: ", ".join(sorted({one[key] for one in made})) for key in ("commit", "torch", "hardware", "date")},
-        pictures=pictures,
+        opening=[Table("Does it hold?", ABSTRACT, claims, prose=True), *words],
+        drawings=figures,
         tables=tables,
     )

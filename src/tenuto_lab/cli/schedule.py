@@ -25,7 +25,7 @@ OPTIONS = {  # of each policy, besides steps and budget
     "anchors": ("every", "closing", "share", "ranking", "predict", "keep"),
     "allocated": ("ranking", "predict", "keep"),
     "ranked": ("ranking", "orientation", "seed", "tau", "granularity", "predict", "keep"),
-    "deep_cache": ("every", "depth"),
+    "deep_cache": ("every", "depth", "lifetimes"),
     "delta_dit": ("every", "cached", "boundary"),
     "block_cache": ("samples",),
     "learning_to_cache": ("samples",),
@@ -35,8 +35,8 @@ CALIBRATED = ("block_cache", "learning_to_cache", "pro_cache")
 
 
 @app.command(
-    epilog="Example: tenuto lab schedule tiny-dit --steps 50 --policy anchors --share 0.3"
-    " · tenuto lab schedule tiny-dit --steps 100 --policy ranked --ranking scr --budget 0.34 --granularity block"
+    epilog="Example: tenuto lab schedule tiny-dit --steps 100 --ranking scr --budget 0.34 --granularity block"
+    " · tenuto lab schedule tiny-dit --steps 50 --policy anchors --share 0.3"
 )
 def schedule(
     source: Annotated[str, typer.Argument(metavar="MODEL", help="A model as for `tenuto score`, or a score file.")],
@@ -48,7 +48,7 @@ def schedule(
             "learning_to_cache and pro_cache are rivals; anchors refreshes some units twice as often; allocated gives "
             "each unit a period of its own."
         ),
-    ],
+    ] = "ranked",
     budget: Annotated[float | None, typer.Option(help="Share of the work to compute. Default: 0.25.")] = None,
     every: Annotated[int | None, typer.Option(min=1, help="Refresh period, in steps.")] = None,
     closing: Annotated[int | None, typer.Option(min=0, help="anchors: last steps that compute everything.")] = None,
@@ -69,6 +69,10 @@ def schedule(
         float | None, typer.Option(help="anchors: share of the FLOPs that is refreshed twice as often.")
     ] = None,
     depth: Annotated[int | None, typer.Option(min=0, help="deep_cache: the skip branch that is still live.")] = None,
+    ends: Annotated[
+        float | None,
+        typer.Option("--lifetimes", help="deep_cache: end units with the paper's lifetimes of this budget, too."),
+    ] = None,
     cached: Annotated[int | None, typer.Option(min=0, help="delta_dit: how many blocks are held.")] = None,
     boundary: Annotated[float | None, typer.Option(help="delta_dit: where it changes sides, share of steps.")] = None,
     samples: Annotated[
@@ -88,7 +92,7 @@ def schedule(
     options: dict[str, Any] = {"every": every, "closing": closing, "ranking": ranking, "share": share}
     options |= {"predict": predict, "keep": keep, "orientation": orientation, "seed": seed}
     options |= {"tau": tau, "granularity": granularity, "depth": depth, "cached": cached, "boundary": boundary}
-    options |= {"samples": samples}
+    options |= {"samples": samples, "lifetimes": ends}
     given = {name: value for name, value in options.items() if value is not None}
     for name in given:
         if name not in OPTIONS[policy]:
@@ -142,7 +146,7 @@ def _rival(policy: Policy, source: str, steps: int, budget: float | None, given:
     from tenuto.cli.console import say
     from tenuto.errors import UsageError
     from tenuto_lab.paper import Lab
-    from tenuto_lab.rivals import block_cache_at, deep_cache_schedule, delta_dit, learning_to_cache, pro_cache
+    from tenuto_lab.rivals import block_cache_at, delta_dit, learning_to_cache, pro_cache
 
     if policy not in CALIBRATED and budget is not None:
         raise UsageError(f"{policy} is chosen by its period, not by a budget.")
@@ -156,7 +160,25 @@ def _rival(policy: Policy, source: str, steps: int, budget: float | None, given:
         return make(bench.model, steps, budget or usual, bench.sample(steps))
     model, every = load(source), given.pop("every", 3)
     if policy == "deep_cache":
-        return deep_cache_schedule(model, steps, every, **given)
+        return _deep_cache(model, steps, every, given)
     if not {"cached", "boundary"} <= set(given):
         raise UsageError("Δ-DiT chooses its numbers for each model: name --cached and --boundary.")
     return delta_dit(model, steps, every=every, **given)
+
+
+def _deep_cache(model: Any, steps: int, every: int, given: dict[str, Any]) -> "Schedule":
+    """DeepCache. Without long skips, the outer blocks are live; with lifetimes, units end with them."""
+    from tenuto import score
+    from tenuto.errors import UsageError
+    from tenuto_lab.candidates.composition import both
+    from tenuto_lab.rivals import deep_cache_schedule, has_long_skips, outer_live_schedule
+    from tenuto_lab.units.lifetimes import lifetimes
+
+    ends = given.pop("lifetimes", None)
+    if has_long_skips(model):
+        made = deep_cache_schedule(model, steps, every, **given)
+    elif given:
+        raise UsageError(f"{model.name} has no long skips, so DeepCache there has no --depth.")
+    else:
+        made = outer_live_schedule(model, steps, every)
+    return made if ends is None else both(lifetimes(score(model), steps, budget=ends), made)

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tenuto.scheduling.schedule import Schedule
     from tenuto_lab.checking import Check
 
+Precision = Literal["float32", "bfloat16", "float16"]
 CAPTIONS = ("a red car", "a horse", "a ship", "a dog")
 PROMPTS = ("The old man looked at the sea, and", "It was a cold evening, and")
 
@@ -28,6 +29,7 @@ def check(
     samples: Annotated[int, typer.Option(min=1, max=10_000, help="How many samples, without --for.")] = 4,
     length: Annotated[int, typer.Option(min=1, max=MOST, help="Text: how many tokens to write.")] = 64,
     seed: Seed = 0,
+    dtype: Annotated[Precision | None, typer.Option(help="Precision to run in. Default: the checkpoint's own.")] = None,
     png: Annotated[
         Path | None, typer.Option(help="Draw how far off the output, or each unit, was at each step.")
     ] = None,
@@ -35,6 +37,8 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Say whether a schedule is safe: compare a few samples with it and without. Ends with 1 if it is not safe."""
+    import torch
+
     from tenuto.cli.app import check_device
     from tenuto.cli.console import print_json, progress
     from tenuto.cli.extras import needs
@@ -51,7 +55,7 @@ def check(
     place, given = check_device(device), load_schedule(schedule)
     if png is not None:
         check_writable(png, reads=[model, schedule])
-    loaded = load(model, device=place)
+    loaded = load(model, device=place, dtype=None if dtype is None else getattr(torch, dtype))
     asked = wanted or _asked(loaded, samples)
     options: dict[str, Any] = {}
     if loaded.architecture.asks_for == "prompt":

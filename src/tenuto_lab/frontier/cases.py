@@ -13,11 +13,12 @@ from tenuto_lab.frontier.measurements import Frontier, Save
 from tenuto_lab.frontier.points import BUDGETS
 from tenuto_lab.frontier.writing import BUDGETS as TEXT_BUDGETS
 from tenuto_lab.frontier.writing import WritingCase, measure_texts
-from tenuto_lab.judging.judges import picture_judge, problems, text_judge
+from tenuto_lab.judging.judges import Judge, Problem, picture_judge, problems, text_judge
 from tenuto_lab.rivals import NAMES
 
 CAPTIONS = ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")  # as the judge's classes
 LENGTH = 128  # tokens of a continuation; by default, two tokens are written at a step
+ANSWER = 16  # tokens of an answer
 Case = DrawingCase | WritingCase
 
 
@@ -37,6 +38,10 @@ def case_of(
     named: Sequence[str] = (),
     vae: Path | None = None,
     captions: Sequence[str] = (),
+    posed: dict[str, list[Problem]] | None = None,
+    answer_length: int = ANSWER,
+    length: int = LENGTH,
+    judge: Judge | None = None,
 ) -> Case:
     """The case of a model at one number of steps.
 
@@ -45,6 +50,8 @@ def case_of(
     named      rivals that draw pictures, by name (tenuto_lab.rivals.NAMES), each at its best setting with hindsight
     vae        decodes latents; by default the one beside the model
     captions   to draw, if the model is a whole pipeline
+    posed      problems by task, in the model's tokens; by default those beside the model
+    judge      of pictures; by default the shipped one that knows this kind of picture
     """
     if samples < 1 or seeds < 1:
         raise UsageError("At least one sample of one seed must be made.")
@@ -58,22 +65,24 @@ def case_of(
         return WritingCase(
             model,
             steps,
-            problems(find(model.name)),
-            text_judge(model.device),
-            LENGTH,
-            block_length,
+            problems(find(model.name)) if posed is None else posed,
+            text_judge(model.device) if posed is None else None,  # it reads tiny-llada's tokens, and no other model's
+            length,
+            min(block_length, length),
+            answer_length,
             count=samples,
             seeds=range(seeds),
             budgets=budgets or TEXT_BUDGETS,
             rivals=rivals,
             rankings=rankings,
         )
-    judge = picture_judge(model, model.device)
+    known = judge is None  # whether the judge knows the classes
+    judge = judge or picture_judge(model, model.device)
     labels, wanted = asked_for(model, samples)
     if model.path is not None and is_pipeline(model.path):
         if not captions:
             raise UsageError(f"{model.name} is a pipeline: name a file of captions, one a line, with --captions.")
-        judge, batch = None, min(batch, 8)
+        judge, batch = None if known else judge, min(batch, 8)
     if captions:
         wanted = list(islice(cycle(captions), samples))
     return DrawingCase(
@@ -83,7 +92,7 @@ def case_of(
         range(seeds),
         min(batch, samples),
         judge,
-        labels if judge is not None else None,
+        labels if known and judge is not None else None,
         min(converged, samples),
         budgets or BUDGETS,
         rivals,

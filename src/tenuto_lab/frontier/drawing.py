@@ -28,7 +28,7 @@ from tenuto_lab.frontier.measurements import (
 )
 from tenuto_lab.frontier.named_rivals import best_drawing, noise_of
 from tenuto_lab.frontier.points import BUDGETS, DrawingPoint, Points, everything
-from tenuto_lab.judging.judges import PictureJudge
+from tenuto_lab.judging.judges import Judge, PictureJudge
 from tenuto_lab.judging.statistics import Distance, mean_interval
 from tenuto_lab.rivals import Drifts, Rival, drifts
 from tenuto_lab.rivals.by_name import SOLVERS
@@ -67,7 +67,7 @@ class DrawingCase:
     wanted: Sequence[Any]  # classes or captions, the same for every seed
     seeds: Sequence[int] = (0, 1, 2)
     batch: int = 64
-    judge: PictureJudge | None = None
+    judge: Judge | None = None
     labels: Sequence[int] | None = None  # the classes that the judge should see
     converged: int = 0  # how many samples of each seed to draw in very many steps
     budgets: Sequence[float] = BUDGETS
@@ -236,8 +236,9 @@ class _DrawingRun:
         self.frontier.rows.append(row)
         return row
 
-    def _judge(self, judge: PictureJudge, row: Measurement, images: Tensor) -> None:
-        row.lpips = float(judge.perceptual(images, self.full[row.seed]).mean())
+    def _judge(self, judge: Judge, row: Measurement, images: Tensor) -> None:
+        if isinstance(judge, PictureJudge):  # others take no perceptual distance
+            row.lpips = float(judge.perceptual(images, self.full[row.seed]).mean())
         if self.case.labels is not None:
             row.agreement = float(judge.agrees(images, torch.tensor(self.case.labels)).float().mean())
         if (distance := judge.distance(images)) is not None:

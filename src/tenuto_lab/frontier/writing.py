@@ -38,6 +38,7 @@ from tenuto_lab.units.lifetimes import lifetimes
 
 BUDGETS = (0.8, 0.63, 0.5, 0.4, 0.3, 0.125)
 HALVES: tuple[Ranking, ...] = ("spectral", "random", "early", "late")
+CONTINUED, NEEDLE = "text", "needle"  # kinds of problems
 HALVES_EVERY = 4  # steps between refreshes of the held half
 
 
@@ -65,6 +66,18 @@ class WritingCase:
     @property
     def setting(self) -> str:
         return f"{self.blocks} blocks of {self.block_length}" if self.blocks > 1 else "one block"
+
+    @property
+    def continued(self) -> str:
+        """The kind of problem whose prompts are continued freely."""
+        return CONTINUED if CONTINUED in self.problems else next(iter(self.problems))
+
+    @property
+    def answered(self) -> dict[str, str]:
+        """Column of the table -> kind of problem. The first kind beside the needle stands in the column arithmetic."""
+        others = [kind for kind in self.problems if kind not in (CONTINUED, NEEDLE)]
+        kinds = {NEEDLE: NEEDLE if NEEDLE in self.problems else None, "arithmetic": others[0] if others else None}
+        return {column: kind for column, kind in kinds.items() if kind is not None}
 
     def some(self, kind: str, seed: int) -> list[Problem]:
         """A seed's share of the problems."""
@@ -149,7 +162,7 @@ class _WritingRun:
 
     def row(self, point: WritingPoint, writing: Executor, answering: Executor, seed: int) -> Measurement:
         case = self.case
-        prompts = [problem["prompt"] for problem in case.some("text", seed)]
+        prompts = [problem["prompt"] for problem in case.some(case.continued, seed)]
         options: dict[str, Any] = {"length": case.length, "block_length": case.block_length, "stop_at_eos": False}
         sampling = sampling_for(case.model, steps=point.writing.steps, **options)
 
@@ -179,8 +192,7 @@ class _WritingRun:
             cache_bytes=cache_bytes(writing, len(prompts)),
             same_tokens=float((tokens == self.full[seed]).double().mean()),
             distinct=float(np.mean([distinct(row) for row in tokens.tolist()])),
-            needle=_right(case, answering, "needle", seed),
-            arithmetic=_right(case, answering, "arithmetic", seed),
+            **{column: _right(case, answering, kind, seed) for column, kind in case.answered.items()},
         )
         if case.judge is not None:
             written = torch.cat([torch.tensor(prompts), tokens], dim=1)
@@ -267,8 +279,9 @@ def share_of(problems: Sequence[Problem], seed: int, count: int) -> list[Problem
 def _told(case: WritingCase, point: WritingPoint, rows: Sequence[Measurement]) -> str:
     mean = partial(mean_of, rows)
     faster = times_as_fast((row.full_seconds for row in rows), (row.seconds for row in rows))
+    right = "".join(f"  {kind} {mean(column):.3f}" for column, kind in case.answered.items())
+    likely = "" if case.judge is None else f"  Δnll {mean('nll_delta'):+.3f}"
     return (
         f"{case.model.name}, {case.setting}  {point.policy:46} work {mean('work'):.3f} ({mean('flop_work'):.3f})  "
-        f"{faster:5.2f}x  Δnll {mean('nll_delta'):+.3f}  "
-        f"distinct {mean('distinct'):.2f}  needle {mean('needle'):.3f}  arithmetic {mean('arithmetic'):.3f}"
+        f"{faster:5.2f}x{likely}  distinct {mean('distinct'):.2f}{right}"
     )

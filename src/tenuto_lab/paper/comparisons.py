@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
 from torch import Tensor
 
 from tenuto.runtime.executor import Executor
@@ -33,9 +32,10 @@ from tenuto_lab.rivals import (
     blocks_of,
     changes,
     delta_dit,
+    has_long_skips,
     learning_to_cache,
+    outer_live_schedule,
     pro_cache,
-    schedule_for,
 )
 from tenuto_lab.units.lifetimes import lifetimes
 
@@ -76,7 +76,6 @@ COMPOSED = ("spectral + DPM-Solver++", "spectral + DeepCache", "DDIM, half the s
 LATER = ("Learning-to-Cache", "ProCache")  # the paper only names them; a run that went without them still counts
 LEARNED = 0.7  # the budget of Learning-to-Cache, which computes every second step in full
 CLAIMED = ("random static", "depth static", "DeepCache", "Δ-DiT", "Block Caching")  # the paper's is better than these
-LONG_SKIPS = ("unet", "uvit")
 EVERY = 3  # steps between refreshes of a cache
 CALIBRATION = 8  # samples
 Method = tuple[Way, int, Solver]  # the way, its steps, and the solver
@@ -167,7 +166,7 @@ def dpm_steps(family: str, base: int) -> int:
 
 def _deep_cache(bench: Bench, budget: float | None = None) -> Way:
     """DeepCache, with features held; with a budget, its computed units also end with their spectral lifetime."""
-    if bench.family in LONG_SKIPS:
+    if has_long_skips(bench.model):
         names = [unit.name for unit in bench.model.units]
 
         def deep(steps: int, blocks: int) -> DeepCache:
@@ -179,11 +178,7 @@ def _deep_cache(bench: Bench, budget: float | None = None) -> Way:
 
 
 def _outer_live(bench: Bench, steps: int, budget: float | None) -> Schedule:
-    """What comes nearest to DeepCache without long skips: the outer blocks are always live, the others hold updates."""
-    blocks = np.array(blocks_of([unit.name for unit in bench.model.units]))
-    outer = (blocks == 0) | (blocks == blocks[-1])
-    active = outer[:, None] | (np.arange(steps) % EVERY == 0)[None, :]
-    made = schedule_for(bench.model, active, "update", {"name": "deep_cache", "every": EVERY})
+    made = outer_live_schedule(bench.model, steps, EVERY)
     return made if budget is None else both(lifetimes(bench.scores, steps, budget=budget), made)
 
 

@@ -82,6 +82,8 @@ class Lab:
     left_out: list[str] = field(default_factory=list)  # what was not measured completely
     only_times: bool = False  # True: nothing else is measured
     takes_time: bool = True  # False: other work runs on the same device, so nothing is timed
+    seen: set[str] = field(default_factory=set)  # the names of the trials so far
+    fresh: int = 0  # how many of them were measured now, not read from the journal
     _benches: dict[str, Bench] = field(default_factory=dict)
 
     def once(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -89,6 +91,7 @@ class Lab:
 
         Experiments with a common journal share their trials.
         """
+        self.seen.add(name)
         if known := self.known(name):
             return known
         if self.only_times:
@@ -98,6 +101,7 @@ class Lab:
     def _measured(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         if self.is_over:
             raise OutOfTime("the time is over. The same command with --resume goes on here.")
+        self.fresh += 1
         found = measure()
         if self.journal is not None:
             self.journal.note(self._entry(name), found)

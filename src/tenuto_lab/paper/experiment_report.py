@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tenuto.provenance import origin
+from tenuto_lab.paper import EXPERIMENTS
 
 HEAD = ("model", "quantity", "paper", "here", "95 % interval", "holds", "nearness", "nearer")
 LEAST = 1e-10  # a smaller p says no more
@@ -11,7 +12,10 @@ GRANULARITIES = {"block": "by blocks", "branch": "by branches"}
 
 
 def number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
+    """Three digits that count; thousands are written out."""
+    if value is None:
+        return ""
+    return f"{float(f'{value:.3g}'):,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
 
 
 def interval(row: Mapping[str, Any]) -> str:
@@ -29,21 +33,34 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         else row["quantity"]
     )
     beside = ("", "") if near is None else (f"{number(near['measured'])} {near['unit']}", near["holds"] or "")
-    paper = row.get("said") or number(row["paper"])
+    paper = _papers(row)
     return row["model"], quantity, paper, measured, interval(row), row["holds"] or "", *beside
+
+
+def _papers(row: Mapping[str, Any]) -> str:
+    """The paper's figure as it prints it, and in parentheses in the unit of the measured figure."""
+    if not (said := row.get("said")):
+        return number(row["paper"])
+    return said if row["paper"] is None else f"{said} ({number(row['paper'])})"
 
 
 def experiment_table(record: Mapping[str, Any]) -> str:
     """One experiment, in Markdown."""
     lines = [
         f"# {record['title']}\n",
-        f"The paper ({record['where']}): {record['claim']}\n",
+        f"The paper ({where_of(record)}): {record['claim']}\n",
         f"**Here:** {verdict(record)}\n",
         f"{origin(record['provenance'])}; {rests_on(record)}; intervals are 95 %.{rejudged(record)}\n",
     ]
     if record.get("limits"):
         lines.append(f"{record['limits']}\n")
     return "\n".join([*lines, *table_rows(record["rows"])]) + "\n"
+
+
+def where_of(record: Mapping[str, Any]) -> str:
+    """Where the claim stands in the paper, as it is known now; older records number tables otherwise."""
+    known = EXPERIMENTS.get(record.get("name", ""))
+    return str(record["where"]) if known is None else known.where
 
 
 def table_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:

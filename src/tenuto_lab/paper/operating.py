@@ -21,11 +21,13 @@ from tenuto_lab.paper.ways import (
     time_row,
     tried,
 )
+from tenuto_lab.probing.sensitivity import scr_and_stable_rank
 from tenuto_lab.units.lifetimes import lifetimes
 
 TAU = 1.0
 NEAR = 0.05  # of the paper's share of layer-steps
 SPEEDUPS = {"llada": 3.0, "dit": 3.0, "uvit": 2.8, "unet": 3.0}
+SPEARMAN = {"llada": -0.31, "dit": -0.27, "uvit": -0.24, "unet": -0.35}  # of SCR and stable rank
 # The paper's losses: increase of FID, as a share of full inference's; change in the share of right answers.
 LOST: dict[str, dict[str, float]] = {
     "llada": {"task": -0.002, "needle": -0.002},
@@ -83,6 +85,13 @@ def share_row(bench: Bench, steps: int) -> ClaimRow:
         note=f"within {NEAR:g} of the paper's, or not",
         granularity=bench.granularity,
     )
+
+
+def redundancy_row(bench: Bench) -> ClaimRow:
+    """Whether SCR and stable rank order the branches alike. It follows from the weights alone."""
+    both, told = scr_and_stable_rank(bench.scores), "the paper: related, not redundant"
+    claimed, quantity = SPEARMAN.get(bench.family), "Spearman ρ of SCR and stable rank, of the branches"
+    return ClaimRow(quantity, bench.model.name, claimed, both.rho, note=f"p = {both.p:.2g}, {both.n} branches; {told}")
 
 
 def pareto(lab: Lab) -> ExperimentResult:
@@ -146,10 +155,13 @@ def maps(lab: Lab) -> ExperimentResult:
         told = "the paper's maps grow with depth"
         second = ClaimRow("mean lifetime of the second half, share of T", name, None, late, holds=grow, note=told)
         rows.append(replace(second, **of))  # type: ignore[arg-type]
+        if bench.granularity == lab.granularities[0]:
+            rows.append(redundancy_row(bench))
     return ExperimentResult(
         rows,
         f"At τ = 1 the share of layer-steps is {spread(rows, 'by branches')} counted by branches, and "
-        f"{spread(rows, 'by blocks')} counted by blocks; the paper has 0.32 to 0.36.",
+        f"{spread(rows, 'by blocks')} counted by blocks; the paper has 0.32 to 0.36. SCR and stable rank correlate at "
+        f"{spread(rows, 'stable rank')}; the paper has -0.35 to -0.24.",
         Figure("map", panels),
         "Nothing is sampled here: the maps follow from the weights.",
         "the weights alone",

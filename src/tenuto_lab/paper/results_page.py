@@ -1,26 +1,35 @@
 """All experiments on one page, in Markdown: first one screen for readers of the abstract, then the details."""
 
+import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from tenuto_lab.paper import EXPERIMENTS
-from tenuto_lab.paper.abstract import abstract_table
-from tenuto_lab.paper.experiment_report import counts, rejudged, rests_on, table_rows, verdict
+from tenuto_lab.paper.abstract import OLDER, SETTINGS, TIMED, Ladders, Records, abstract_table, models_table
+from tenuto_lab.paper.experiment_report import counts, rejudged, rests_on, table_rows, verdict, where_of
+from tenuto_lab.paper.smallest import SIZE
 
 MOST = 24  # rows of a table on the page
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 INTRODUCTION = """\
 # The paper's experiments, done again
 
-Tenuto began as an implementation of a paper, "Spectral-Guided Diffusion". The paper gives each residual branch of a
-diffusion model a *lifetime*, computed from the weights alone. After its lifetime the branch is never computed again.
-This page repeats every experiment of the paper on the small models that come with Tenuto. It says for every claim of
-the paper whether the claim holds here.
+The paper "Spectral-Guided Diffusion" gives each residual branch a *lifetime*, computed from the weights alone. After
+its lifetime a branch is never computed again. Here is every claim of its abstract, tried on small models of the same
+kinds.
+"""
 
-## In one screen
+BELOW = """
+*tiny-llada*, *tiny-dit*, *tiny-uvit* and *tiny-sdxl* stand for LLaDA-8B, DiT-XL/2, U-ViT-L and SDXL. *better* and
+*worse* count only differences that are surely not chance, by the paper's own metric. FID × 2 means twice full
+inference's FID.
 """
 
 READING = """
+## How to read this page
+
 **How a verdict is made.** The paper's own metric decides: FID for pictures, right answers for text. Both
 methods start from the same noise, and the interval is that of the paired difference. Holm's correction covers all
 comparisons of an experiment. If the corrected interval excludes zero, the claim holds (*yes*) or does not hold (*no*).
@@ -33,14 +42,21 @@ gives a *no*.
 fails here may hold on large models, and a claim that holds here is no proof. The FIDs use the features of a small
 classifier. Compare them with each other, not with published FIDs. *By blocks* means that the branches of a block share
 one score and one lifetime, as the paper counts its layer-steps. *By branches* means that each branch has its own.
+In the column *paper*, a number in parentheses is the paper's figure in the unit of the column *here*.
+"""
+
+MODELS = """
+## Model by model
+
+The comparisons behind the verdicts: by the paper's metric, and (*nearer*) by nearness to the full run.
 """
 
 
 REJUDGED = """\
-**Older measurements.** Some verdicts were computed later from older measurements. These were made by branches only, at
-50 steps (text: 64), with 3 seeds and one random order. They do not contain the paired difference of two FIDs, so its
-interval assumes the worst correlation. The commands below measure these experiments again with the paper's protocol:
-{titles}.
+{mark} **Older measurements.** These verdicts were computed later from older measurements: {titles}. They were made by
+branches only, at 50 steps (text: 64; horizons: as their rows say), with 3 seeds at most and one random order. They do
+not contain the paired difference of two FIDs, so its interval assumes the worst correlation. `tenuto lab experiment`
+measures them again with the paper's protocol.
 """
 
 
@@ -48,13 +64,26 @@ PARTS = """\
 **Newer measurements.** Several processes measured these experiments at one commit ({made}): {titles}. They
 shared the GPU with other work, so rows about time say *not measured*. Matrix products are TF32. """
 
+LADDER = """\
+{mark} **Speeds of the full-size networks** ([every row](../results/ladder/ladder.md),
+[every mode](../results/ladder/ladder_modes.md)) are those of the denoiser alone, with random weights and compiled
+branches, on an H200 at several commits ({commits}).
+{lifetimes}"""
+SCATTERED = """\
+Their lifetimes follow uniform random scores at the paper's budget. `python -m benchmarks.ladder` takes the spectral
+lifetimes of the small model of each layout now, and times whole generations as well; it was not run again yet.
+"""
 
-def results_page(records: Sequence[Mapping[str, Any]], folder: str, ladder: Mapping[str, Any] | None = None) -> str:
-    """The page. folder: path from the page to the tables and figures."""
-    lines = [INTRODUCTION, *abstract_table(records, ladder), READING]
-    if old := [record["title"].lower() for record in records if record["provenance"].get("rejudged")]:
-        lines.append(REJUDGED.format(titles="; ".join(old)))
-    lines += in_parts(records)
+
+def results_page(records: Records, folder: str, ladders: Ladders = (), smallest: Mapping[str, Any] = NOTHING) -> str:
+    """The page.
+
+    folder    path from the page to the tables and figures
+    ladders   the speed of the full-size networks; smallest: the core seconds of the experiments at the smallest size
+    """
+    lines = [INTRODUCTION, *abstract_table(records, ladders), BELOW]
+    lines += [*about_older(records), *about_ladders(ladders), *in_parts(records)]
+    lines += [MODELS, *models_table(records), READING]
     lines += [
         "## Every experiment\n",
         "| experiment | the paper | yes | no | cannot tell | nearer: yes, no, cannot tell | rests on |",
@@ -63,32 +92,53 @@ def results_page(records: Sequence[Mapping[str, Any]], folder: str, ladder: Mapp
     for record in records:
         yes, no, unsure = counts(record["rows"])
         near = counts(record["rows"], nearness=True)
+        mark = f" {OLDER}" if record["provenance"].get("rejudged") else ""
         lines.append(
-            f"| [{record['title']}](#{anchor(record['title'])}) | {record['where']} | {yes} | {no} | {unsure} "
+            f"| [{record['title']}](#{anchor(record['title'])}){mark} | {where_of(record)} | {yes} | {no} | {unsure} "
             f"| {', '.join(map(str, near)) if sum(near) else ''} | {rests_on(record)} |"
         )
     missing = [name for name in EXPERIMENTS if name not in {record["name"] for record in records}]
     if missing:
         lines.append(f"\nNot run yet: {', '.join(missing)}.")
-    lines += ["", *running()]
+    lines += ["", *running(smallest)]
     for record in records:
         lines += _section(record, folder)
     return "\n".join(lines) + "\n"
 
 
-def in_parts(records: Sequence[Mapping[str, Any]]) -> list[str]:
+def about_older(records: Records) -> list[str]:
+    """What to say of verdicts that were made later than their measurements."""
+    old = [in_line(record["title"]) for record in records if record["provenance"].get("rejudged")]
+    return [REJUDGED.format(mark=OLDER, titles="; ".join(old))] if old else []
+
+
+def about_ladders(ladders: Ladders) -> list[str]:
+    """What to say of the speeds of the full-size networks."""
+    made = [setting for ladder in ladders for case, setting in ladder["settings"].items() if case in SETTINGS]
+    if not made:
+        return []
+    commits = ", ".join(sorted({setting["commit"] for setting in made}))
+    scattered = any("lifetimes" not in setting for setting in made)
+    return [LADDER.format(mark=TIMED, commits=commits, lifetimes=SCATTERED if scattered else "")]
+
+
+def in_parts(records: Records) -> list[str]:
     """What to say of experiments that many processes measured beside each other."""
     new = [record for record in records if record["provenance"].get("measured_by")]
     if not new:
         return []
     made = sorted({f"{one['provenance']['commit']} on {one['provenance']['hardware']}" for one in new})
-    left = [f"{one['title'].lower()}: {', '.join(out)}" for one in new if (out := one["provenance"].get("left_out"))]
-    told = PARTS.format(titles="; ".join(one["title"].lower() for one in new), made=", ".join(made))
+    left = [f"{in_line(one['title'])}: {', '.join(out)}" for one in new if (out := one["provenance"].get("left_out"))]
+    told = PARTS.format(titles="; ".join(in_line(one["title"]) for one in new), made=", ".join(made))
     return [told + (f"Not measured yet: {'; '.join(left)}.\n" if left else "")]
 
 
-def running() -> list[str]:
-    """Which command makes which table of the paper, and how long that takes."""
+def running(smallest: Mapping[str, Any]) -> list[str]:
+    """Which command makes which table of the paper, and how long that takes.
+
+    smallest  what `python -m benchmarks.smallest_experiments` wrote
+    """
+    tried = smallest.get("experiments", {})
     lines = [
         "## Run it again\n",
         "Install with `pip install '.[lab]'`. To run all experiments on one GPU, in parts of ten minutes (the same "
@@ -112,18 +162,26 @@ def running() -> list[str]:
         "In bfloat16: `tenuto lab experiment all --device cuda --dtype bfloat16 --resume --minutes 9 "
         "-o results/experiments-bfloat16`. If a run reaches its time limit, its exit code is 75.",
         "",
-        "To repeat one table of the paper, use one of these commands. The times are estimates for one H200 with the "
-        "paper's protocol (100 steps, SDXL 50; 10 seeds), not measurements. Without a GPU, add "
-        "`--samples 8 --seeds 1 --steps 20`. So few samples only show that the commands work: most verdicts will be "
-        "*cannot tell*.",
+        "### To get a table of the paper, run this\n",
+        "Tables and figures are numbered as in the paper's source. Tables 1, 13, 14 and 16 describe its protocol, and "
+        "it excludes Table 15 from its claims itself. *On a GPU*: an estimate for one H200 with the paper's protocol "
+        "(100 steps, SDXL 50; 10 seeds). *To try it*: core seconds of one CPU core, measured with "
+        f"`--model tiny-dit {' '.join(SIZE)}` (language: `--model tiny-llada`) instead of `--device cuda`. So few "
+        "samples only show that the command works: most verdicts will be *cannot tell*. Empty: not timed.",
         "",
-        "| in the paper | command | about |",
-        "|---|---|---:|",
+        "| in the paper | command | on a GPU | to try it |",
+        "|---|---|---:|---:|",
     ]
     for one in EXPERIMENTS.values():
-        where = "no GPU needed" if one.on_cpu else f"{one.minutes:g} min"
+        gpu = "none needed" if one.on_cpu else f"about {one.minutes:g} min"
         device = "" if one.on_cpu else " --device cuda"
-        lines.append(f"| {one.where}: {one.title.lower()} | `tenuto lab experiment {one.name}{device}` | {where} |")
+        core = f"{tried[one.name]['core_seconds']:.0f} s" if one.name in tried else ""
+        lines.append(
+            f"| {one.where}: {in_line(one.title)} | `tenuto lab experiment {one.name}{device}` | {gpu} | {core} |"
+        )
+    if tried:
+        made = next(iter(tried.values()))
+        lines.append(f"\n`{made['command']}` at {made['commit']}, {made['hardware']}, torch {made['torch']}.")
     lines += [
         "",
         "On your own checkpoint, in its published layout:",
@@ -148,7 +206,7 @@ def _section(record: Mapping[str, Any], folder: str) -> list[str]:
     name, made = record["name"], record["provenance"]
     lines = [
         f"\n## {record['title']}\n",
-        f"*The paper ({record['where']}):* {record['claim']}\n",
+        f"*The paper ({where_of(record)}):* {record['claim']}\n",
         f"*Here:* {verdict(record)}\n",
     ]
     if record.get("figure"):
@@ -180,6 +238,16 @@ def most_telling(rows: Sequence[Mapping[str, Any]], most: int = MOST) -> list[Ma
     return [row for i, row in enumerate(rows) if i in chosen]
 
 
+def in_line(title: str) -> str:
+    """A title inside a sentence: names keep their capitals."""
+    return title if title.startswith("Lemma") else title[:1].lower() + title[1:]
+
+
 def anchor(title: str) -> str:
     kept = "".join(c for c in title.lower() if c.isalnum() or c in " -")
     return kept.replace(" ", "-")
+
+
+def plain(text: str) -> str:
+    """A text without Markdown's marks and links."""
+    return " ".join(re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text).replace("*", "").replace("`", "").split())

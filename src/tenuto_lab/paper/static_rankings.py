@@ -13,16 +13,15 @@ from tenuto_lab.candidates.allocation import anchors
 from tenuto_lab.candidates.ranked_lifetimes import Statistic, ranked_lifetimes, statistic_of
 from tenuto_lab.paper.conditions import Lab
 from tenuto_lab.paper.experiment_results import ClaimRow, ExperimentResult, Figure, Panel
-from tenuto_lab.paper.operating import SMALL
+from tenuto_lab.paper.operating import SMALL, redundancy_row
 from tenuto_lab.paper.score_validity import freeze_errors_of
 from tenuto_lab.paper.trials import Bench, Trial, Way, scheduled
 from tenuto_lab.paper.ways import BUDGETS, FULL, comparison, in_full, named, quality_rows, spectral, tried
-from tenuto_lab.probing.sensitivity import orientation, scr_and_stable_rank
+from tenuto_lab.probing.sensitivity import orientation
 from tenuto_lab.scoring.scores import Scores
 
 RANDOM = 10  # random orders
 REFRESHED = 0.25  # the budget at which rankings choose the units with an extra refresh
-SPEARMAN = {"llada": -0.31, "dit": -0.27, "uvit": -0.24, "unet": -0.35}  # the paper's, of SCR and stable rank
 # The paper: GSM8K for LLaDA, FID for the others, in the order of NAMES.
 PAPER: dict[str, tuple[float, ...]] = {
     "llada": (63.4, 66.2, 67.2, 66.8, 67.5, 67.6, 67.9, 68.1),
@@ -109,16 +108,7 @@ def rankings(lab: Lab) -> ExperimentResult:
             if fresh:
                 pair = fresh[OURS], fresh[ranking]
                 rows.append(comparison(bench, f"refreshed: {OURS}", ranking, pair, None, note=told))
-        both = scr_and_stable_rank(bench.scores)
-        rows.append(
-            ClaimRow(
-                "Spearman ρ of SCR and stable rank",
-                name,
-                SPEARMAN.get(bench.family),
-                both.rho,
-                note=f"p = {both.p:.2g}",
-            )
-        )
+        rows.append(redundancy_row(bench))
         panels.append(_panel(bench, frozen, fresh))
     return ExperimentResult(
         rows,

@@ -28,7 +28,14 @@ from tenuto_lab.rivals.activation_drift import ActivationDrift, most_drifted
 from tenuto_lab.rivals.block_caching import block_cache, block_cache_at, block_cache_row, changes
 from tenuto_lab.rivals.by_name import NAMES, RivalPoint, best_points, rival_points
 from tenuto_lab.rivals.common import Rival, schedule_for
-from tenuto_lab.rivals.deep_cache import DeepCache, deep_cache, deep_cache_schedule, shallow_units
+from tenuto_lab.rivals.deep_cache import (
+    DeepCache,
+    deep_cache,
+    deep_cache_schedule,
+    has_long_skips,
+    outer_live_schedule,
+    shallow_units,
+)
 from tenuto_lab.rivals.delta_dit import blocks_of, delta_dit
 from tenuto_lab.rivals.first_block import FirstBlock, first_block
 from tenuto_lab.rivals.learning_to_cache import learning_to_cache
@@ -60,9 +67,11 @@ __all__ = [
     "delta_dit",
     "drifts",
     "first_block",
+    "has_long_skips",
     "learning_to_cache",
     "most_drifted",
     "oracle_replay",
+    "outer_live_schedule",
     "pro_cache",
     "rival_points",
     "schedule_for",

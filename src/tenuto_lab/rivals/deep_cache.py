@@ -14,6 +14,7 @@ from tenuto.runtime.compilation import computed
 from tenuto.runtime.residual import Branch, plain
 from tenuto.scheduling.schedule import Schedule
 from tenuto_lab.rivals.common import Rival, RivalGeneration, check_period, schedule_for
+from tenuto_lab.rivals.delta_dit import blocks_of
 
 
 class DeepCache(Rival):
@@ -92,6 +93,19 @@ def deep_cache_schedule(model: Model, steps: int, every: int, depth: int = 0) ->
     """
     active = deep_cache([unit.name for unit in model.units], steps, every, depth)
     return schedule_for(model, active, "update", {"name": "deep_cache", "every": every, "depth": depth})
+
+
+def outer_live_schedule(model: Model, steps: int, every: int) -> Schedule:
+    """What comes nearest to DeepCache without long skips (DiT): the outer blocks are always live, the others held."""
+    check_period(every)
+    blocks = np.array(blocks_of([unit.name for unit in model.units]))
+    outer = (blocks == 0) | (blocks == blocks[-1])
+    active = outer[:, None] | (np.arange(steps) % every == 0)[None, :]
+    return schedule_for(model, active, "update", {"name": "deep_cache", "every": every})
+
+
+def has_long_skips(model: Model) -> bool:
+    return any(unit.name.startswith("in_blocks.") or _PLACE.match(unit.name) for unit in model.units)
 
 
 def shallow_units(units: Sequence[str], depth: int) -> frozenset[str]:

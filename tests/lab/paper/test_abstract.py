@@ -1,5 +1,4 @@
-"""One screen for readers of the abstract: a claim about everything fails with one sure no, and is "
-"open with one doubt."""
+"""One screen for readers of the abstract: a claim about everything fails with one no, and is open with one doubt."""
 
 from typing import Any
 
@@ -7,8 +6,20 @@ import pytest
 
 from scripts.rejudge import rows_of, widest
 from tenuto_lab.paper import EXPERIMENTS
-from tenuto_lab.paper.abstract import CLAIMS, abstract_table, found, ladder_rows
+from tenuto_lab.paper.abstract import (
+    CLAIMS,
+    HEAD,
+    OLDER,
+    TIMED,
+    abstract_rows,
+    by_model,
+    ladder_rows,
+    mode_rows,
+    models_table,
+    verdict_of,
+)
 from tenuto_lab.paper.experiment_results import ClaimRow
+from tenuto_lab.paper.results_page import about_ladders, about_older
 
 
 def row(model: str, holds: Any, quantity: str = "SCR/Frobenius against depth: FID lower by") -> dict[str, Any]:
@@ -18,36 +29,91 @@ def row(model: str, holds: Any, quantity: str = "SCR/Frobenius against depth: FI
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        (["yes", "yes"], "**holds**. m: 2 yes"),
-        (["yes", "cannot tell"], "**cannot tell**. m: 1 yes, 1 cannot tell"),
-        (["yes", "no", "cannot tell"], "**does not hold**. m: 1 yes, 1 no, 1 cannot tell"),
+        (["yes", "yes"], "holds"),
+        (["yes", "cannot tell"], "cannot tell"),
+        (["yes", "no", "cannot tell"], "does not hold"),
+        ([], "holds"),  # by construction: no row tests it
     ],
 )
 def test_a_claim_about_everything(said: list[Any], told: str) -> None:
-    assert found([row("m", holds) for holds in said]) == told
+    assert verdict_of([row("m", holds) for holds in said]) == told
 
 
 def test_models_that_say_the_same_stand_together() -> None:
-    assert found([row("a", "yes"), row("b", "no"), row("c", "yes")]) == "**does not hold**. a, c: yes; b: no"
+    assert by_model([row("a", "yes"), row("b", "no"), row("c", "yes")]) == "a, c: 1 yes; b: 1 no"
+
+
+def record(name: str, rows: list[dict[str, Any]], **made: str) -> dict[str, Any]:
+    return {"name": name, "title": name.title(), "rows": rows, "provenance": made}
 
 
 def test_every_claim_has_a_line_and_an_experiment() -> None:
-    assert {claim.experiment for claim in CLAIMS} <= {*EXPERIMENTS, "ladder"}
-    lines = abstract_table([{"name": "rankings", "rows": [row("tiny-dit", "yes")]}], None)
-    assert len(lines) == 2 + len(CLAIMS)
-    ranked = next(line for line in lines if "At matched budgets" in line)
-    assert "**holds**. tiny-dit: yes. Not measured: tiny-llada, tiny-uvit, tiny-sdxl" in ranked
-    assert sum("| not run |" in line for line in lines) == len(CLAIMS) - 1
+    """A reader of the abstract sees the paper's figure, ours, the verdict and the reason."""
+    assert {claim.experiment for claim in CLAIMS} <= {*EXPERIMENTS, "ladder", "modes"}
+    held = ClaimRow("held for good, depth: FID above full inference's", "tiny-dit", None, 9.0).to_json()
+    rows = abstract_rows([record("rankings", [row("tiny-dit", "yes"), row("tiny-uvit", "no"), held])])
+    assert len(rows) == len(CLAIMS) and all(len(one) == len(HEAD) for one in rows)
+    (ranked,) = [one for one in rows if one[0].startswith("At equal work")]
+    assert ranked[1:4] == ("better in 28 of 28 (Table 5)", "better in 1 of 2, worse in 1", "**does not hold**")
+    assert "tiny-dit: 1 better; tiny-uvit: 1 worse; tiny-llada, tiny-sdxl not measured" in ranked[4]
+    assert "every order raises the FID (× 10)" in ranked[4]
+    assert sum(one[3] == "not run" and one[4].startswith("`") for one in rows) == len(CLAIMS) - 1
+
+
+def test_verdicts_of_older_measurements_are_marked_and_the_mark_is_explained() -> None:
+    rows = [row("tiny-dit", "yes", "T = 10: spectral against depth")]
+    old, new = record("horizons", rows, rejudged="later"), record("horizons", rows)
+    marked, plain = ([one[3] for one in abstract_rows([made])] for made in (old, new))
+    assert f"**holds** {OLDER}" in marked and "**holds**" in plain and not any(OLDER in one for one in plain)
+    assert about_older([old])[0].startswith(OLDER) and about_older([new]) == []
+
+
+def test_a_model_without_a_row_is_said_not_to_be_measured() -> None:
+    near = {"unit": "dB", "measured": 1.0, "interval": [0.5, 1.5], "holds": "no"}
+    lines = models_table([record("rankings", [{**row("tiny-dit", "yes"), "nearness": near}])])
+    (ranked,) = [line for line in lines if "At equal work" in line]
+    assert ranked.endswith("| not measured | 1 yes; nearer: 1 no | not measured | not measured |")
+
+
+def test_a_model_that_a_claim_is_not_about_has_an_empty_cell() -> None:
+    """Of text there is the lemma and no theorem."""
+    rows = [row("tiny-llada", "yes", "Lemma 2: units"), row("tiny-dit", "yes", "Theorem 1: rank correlation")]
+    (line,) = [line for line in models_table([record("bounds", rows)]) if "perturbation" in line]
+    assert line.endswith("|  | 1 yes | not measured |  |")
+
+
+COMMON = {"model": "LLaDA-8B", "speedup_over_eager": 2.5, "speedup_over_padded": None, "schedule": "lifetimes 35%"}
 
 
 def test_the_ladder_speaks_for_the_papers_settings_only() -> None:
-    common = {"model": "DiT-XL/2", "mode": "jagged + compiled", "speedup_over_eager": 2.5}
+    common = {**COMMON, "model": "DiT-XL/2", "mode": "jagged + compiled"}
     rows = [
-        {**common, "case": "dit:16", "schedule": "lifetimes 34%"},
+        {**common, "case": "dit:16"},
         {**common, "case": "dit:16", "schedule": "lifetimes 34%, offloaded"},
-        {**common, "case": "dit:1", "schedule": "lifetimes 34%"},
+        {**common, "case": "dit:1"},
     ]
     assert [(one["model"], one["holds"]) for one in ladder_rows({"rows": rows})] == [("DiT-XL/2", "no")]
+
+
+def test_graphs_and_eliminated_branches_are_two_claims_about_llada() -> None:
+    """A file without padded graphs says nothing of them, and a second file may."""
+    whole = {**COMMON, "case": "llada:512", "mode": "jagged + compiled", "speedup_over_eager": 6.0}
+    padded = {**COMMON, "case": "llada:512", "mode": "padded + compiled", "speedup_over_eager": 2.0}
+    first, second = {"rows": [whole]}, {"rows": [padded, {**whole, "speedup_over_padded": 3.0}]}
+    assert mode_rows(first) == []
+    said = {one[0]: one for one in abstract_rows([], [first, second])}
+    (graphs,) = [one for says, one in said.items() if "padded graph alone" in says]
+    (eliminated,) = [one for says, one in said.items() if says.startswith("Eliminating")]
+    assert graphs[2:4] == ("2×", f"**does not hold** {TIMED}")
+    assert eliminated[2:4] == ("6×, 3 times padded", f"**holds** {TIMED}")
+
+
+def test_the_speeds_say_how_old_they_are() -> None:
+    setting = {"commit": "abc", "lifetimes": "spectral"}
+    assert "abc" in about_ladders([{"settings": {"dit:16": setting}}])[0]
+    assert "random scores" in about_ladders([{"settings": {"dit:16": {"commit": "abc"}}}])[0]
+    assert "random scores" not in about_ladders([{"settings": {"dit:16": setting}}])[0]
+    assert about_ladders([]) == []
 
 
 def test_stored_figures_are_judged_by_fid_with_the_widest_interval() -> None:

@@ -12,12 +12,14 @@ from typer.testing import CliRunner
 
 import tenuto
 from tenuto.errors import UsageError
+from tenuto.files import write_json
 from tenuto.models import Model, llada
 from tenuto.models.llada import LLaDA
 from tenuto.runtime.executor import Executor
 from tenuto.showing.images import grid, png_bytes
 from tenuto_lab.candidates.ranked_lifetimes import STATISTICS
 from tenuto_lab.cli import app
+from tenuto_lab.cli.experiment import _progress
 from tenuto_lab.frontier.points import everything
 from tenuto_lab.journal import Journal
 from tenuto_lab.paper import EXPERIMENTS, ClaimRow, Lab
@@ -28,7 +30,8 @@ from tenuto_lab.paper.drawing_bench import PictureBench
 from tenuto_lab.paper.experiment_figures import draw
 from tenuto_lab.paper.experiment_report import HEAD, cells, experiment_table, verdict
 from tenuto_lab.paper.experiment_results import Figure, Panel, judged, spread
-from tenuto_lab.paper.results_page import results_page
+from tenuto_lab.paper.results_page import results_page, running
+from tenuto_lab.paper.smallest import options_of, read_smallest
 from tenuto_lab.paper.static_rankings import NAMES, PAPER, ranked_way, refreshed_way
 from tenuto_lab.paper.trials import Trial, difference, fid_gain
 from tenuto_lab.paper.ways import (
@@ -235,6 +238,31 @@ def test_every_experiment_writes_rows_a_table_and_its_figure(
     assert counted <= set(EXPERIMENTS[name].granularities) or name == "audit"
 
 
+def test_steps_that_text_cannot_share_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["experiment", "maps", "rankings", "--steps", "10", "-o", str(tmp_path)])
+    assert isinstance(done.exception, UsageError) and "take --steps 8 or 12" in str(done.exception)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["operating-points", "pareto", "oracle", "audit", "freeze-error", "bounds"])
+def test_as_many_trials_as_foretold(name: str, checkpoint: Any) -> None:
+    """The time left is told from this number."""
+    one = EXPERIMENTS[name]
+    lab = Lab((checkpoint,), samples=2, seeds=1, steps=6, granularities=one.granularities)
+    one.run(lab)
+    foretold = one.trials(lab) * len(one.granularities)
+    assert foretold == pytest.approx(len(lab.seen), abs=3) and lab.fresh >= len(lab.seen)
+
+
+def test_the_time_left_is_told_without_a_terminal(checkpoint: Any, tmp_path: Path) -> None:
+    arguments = ["--checkpoint", checkpoint, "--samples", "1", "--seeds", "1", "--steps", "6", "-o", str(tmp_path)]
+    done = CliRunner().invoke(app, ["experiment", "operating-points", "--granularity", "block", *arguments])
+    lines = [line for line in done.output.splitlines() if line.startswith("[")]
+    assert "here about 4 trials" in done.output and "left]" in lines[1] and "left]" not in lines[-1]
+    assert _progress(Lab(fresh=2, seen={"a", "b"}), 4, 3600.0) == "1 h 0 min, about 1 h 0 min left"
+    assert _progress(Lab(fresh=1, seen={"a"}), 1, 61.0) == "1:01"
+
+
 def test_steps_and_samples_are_what_was_asked_for(checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Audit, freeze errors and oracle take as many steps and samples as they are told, and not fewer."""
     from tenuto_lab.paper import oracle, score_validity
@@ -329,8 +357,9 @@ def test_the_page_has_every_experiment_that_was_done(checkpoint: Any, tmp_path: 
     done = CliRunner().invoke(app, ["results", str(tmp_path), "-o", str(page), "--html", str(html)])
     assert done.exit_code == 0, done.output
     assert "## Lifetime maps" in page.read_text() and "../maps.png" in page.read_text()
-    assert "## In one screen" in page.read_text() and "Not run yet: operating-points" in page.read_text()
-    assert "data:image/png" in html.read_text()
+    assert "Not run yet: operating-points" in page.read_text()
+    text, shown = page.read_text(), html.read_text()  # in both, the verdicts come before everything else
+    assert text.index("| the abstract says") < text.index("\n## ") and shown.index(">verdict<") < shown.index("<img")
     empty = CliRunner().invoke(app, ["results", str(tmp_path / "nothing")])
     assert empty.exit_code != 0
 
@@ -384,8 +413,20 @@ def test_a_page_of_one_record_links_its_table() -> None:
         "provenance": {"command": "x", "commit": "y", "hardware": "z", "samples": 1, "seeds": 1},
     }
     page = results_page([record], "../results/experiments")
+    assert "*The paper (Figures 2 and 5, Table 17):*" in page  # an older record numbers them otherwise
     assert "(../results/experiments/maps.md)" in page and "| m | q | 1 | 2 | 1 to 3 | yes |" in page
     assert len(HEAD) == len(cells(record["rows"][0]))
+
+
+def test_the_page_says_which_command_makes_which_table_and_how_long_it_takes(tmp_path: Path) -> None:
+    made = {"command": "c", "commit": "d", "torch": "2", "hardware": "one core", "core_seconds": 31.4}
+    write_json(tmp_path / "s.json", {"experiments": {"rankings": made}})
+    lines = running(read_smallest(tmp_path / "s.json"))
+    command = "`tenuto lab experiment rankings --device cuda`"
+    assert f"| Table 5: static rankings at a matched budget | {command} | about 15 min | 31 s |" in lines
+    assert sum(line.startswith("| ") and "`tenuto lab experiment" in line for line in lines) == len(EXPERIMENTS)
+    assert "\n`c` at d, one core, torch 2." in lines
+    assert options_of("rankings")[:2] == ("--model", "tiny-dit") and options_of("language")[1] == "tiny-llada"
 
 
 def test_text_is_tried_by_whatever_runs_it() -> None:

@@ -124,10 +124,33 @@ def test_the_frontier_runs_on_them_as_well(make: Any, tmp_path: Path) -> None:
     assert rows[0]["psnr"] == 200 and all(row["psnr"] > 5 for row in rows)
 
 
-def test_a_llada_directory_answers_problems_from_a_file(tmp_path: Path) -> None:
-    place, file = layouts.llada(tmp_path / "llada"), tmp_path / "gsm8k.jsonl"
+def test_the_frontier_is_judged_by_inception(tmp_path: Path, judged: list[str]) -> None:
+    options = ["--samples", "4", "--seeds", "1", "--steps", "10", "--budget", "0.5", "--no-rivals", "--json", *judged]
+    found = CliRunner().invoke(app, ["frontier", str(layouts.latent_dit(tmp_path / "model")), *options])
+    assert found.exit_code == 0, found.output
+    assert all(row["fid"] >= 0 and "lpips" not in row for row in json.loads(found.stdout)["rows"])
+    alone = CliRunner().invoke(app, ["frontier", str(tmp_path / "model"), *judged[:2]])
+    assert isinstance(alone.exception, UsageError) and "with --reference" in str(alone.exception)
+
+
+def problems_file(place: Path) -> Path:
     posed = [{"task": "gsm8k", "prompt": f"w{i % 8} w1", "answer": f"w{i % 8}"} for i in range(8)]
-    file.write_text("\n".join(json.dumps(one) for one in posed))
+    place.write_text("\n".join(json.dumps(one) for one in posed))
+    return place
+
+
+def test_the_frontier_asks_a_llada_directory_problems_from_a_file(tmp_path: Path) -> None:
+    place, file = layouts.llada(tmp_path / "llada"), problems_file(tmp_path / "gsm8k.jsonl")
+    shape = ["--steps", "8", "--length", "16", "--block-length", "8", "--answer-length", "4", "--dtype", "bfloat16"]
+    options = ["--samples", "2", "--seeds", "1", "--budget", "0.5", "--no-rivals", "--json", "--problems", str(file)]
+    found = CliRunner().invoke(app, ["frontier", str(place), *shape, *options])
+    assert found.exit_code == 0, found.output
+    rows = json.loads(found.stdout)["rows"]
+    assert rows[0]["same_tokens"] == 1 and all(0 <= row["arithmetic"] <= 1 and "needle" not in row for row in rows)
+
+
+def test_a_llada_directory_answers_problems_from_a_file(tmp_path: Path) -> None:
+    place, file = layouts.llada(tmp_path / "llada"), problems_file(tmp_path / "gsm8k.jsonl")
     record = done("language", tmp_path, "--checkpoint", str(place), "--problems", str(file), "--dtype", "bfloat16",
                   "--answer-length", "4")  # fmt: skip
     assert any(

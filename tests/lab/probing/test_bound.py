@@ -10,9 +10,10 @@ import torch
 import tenuto
 from tenuto.errors import UsageError
 from tenuto.sampling.pictures import Sampling, make_solver
+from tenuto_lab.paper import Lab
 from tenuto_lab.probing.audit import branch_inputs
 from tenuto_lab.probing.audit_inputs import ddim_betas
-from tenuto_lab.probing.bound import bound, branch_bound, ddim_alphas
+from tenuto_lab.probing.bound import _norm, bound, branch_bound, ddim_alphas, slopes
 from tenuto_lab.probing.quantised import quantised, scores_quantised
 from tests.conftest import random_dit, write_checkpoint
 
@@ -54,6 +55,25 @@ def test_the_slope_of_an_mlp_is_at_most_its_norms(model: Any) -> None:
     block = model.network.blocks[0].mlp
     norms = [float(torch.linalg.matrix_norm(one.weight, 2)) for one in (block.fc1, block.fc2)]
     assert branch_bound(unit, x) == pytest.approx(1.13 * norms[0] * norms[1] / float(x.std(-1).min()), rel=1e-6)
+
+
+def test_the_norms_scale_counts_and_rmsnorm_divides_by_the_root_mean_square(model: Any) -> None:
+    unit = tenuto.score(model).units[1]
+    x = 3 + torch.randn(2, 16, 16, dtype=torch.float64)
+    rms = float(x.square().mean(-1).sqrt().min())
+    alone = branch_bound(unit, x)
+    assert branch_bound(unit, x, gain=2.0) == pytest.approx(2 * alone)
+    assert branch_bound(unit, x, rms=True) == pytest.approx(alone * float(x.std(-1).min()) / rms)
+
+
+def test_lemma_2_bounds_the_slopes_of_a_language_model() -> None:
+    """Text takes no steps of DDIM, so the theorem says nothing of it. The lemma does."""
+    bench = Lab(("tiny-llada",), 1, 1, 4).bench("tiny-llada")
+    found = slopes(bench.model, bench.scores, bench.sample(4, 1), last=1)
+    assert len(found.units) == 24 and found.too_steep == 0 and found.lemma_looseness > 1
+    names = dict(bench.model.network.named_parameters())
+    scale = float(names["model.transformer.blocks.0.ff_norm.weight"].abs().max())
+    assert _norm(bench.model, bench.scores.units[1]) == (scale, True)
 
 
 def test_ddims_alphas_are_what_it_multiplies_the_state_by(model: Any) -> None:
