@@ -98,6 +98,7 @@ class Scheme:
     bound: float = 2.5  # the largest sum of magnitudes of weights
     mixed: float = 0.3  # the share of the log-SNR in the placement
     angle: float = 0.2  # the share of the angle between signal and noise in the placement
+    time: float = 0.0  # the share of the noise's time in placement and variable (tenuto.scheduling.placement)
     ease: float = 1.0  # above 1: the first evaluations lie closer together
     correction: str = "all"  # none, all, gap (of the log-SNR below the limit), risk (a² · gap below the limit)
     limit: float = 0.0
@@ -114,11 +115,16 @@ def normed(values: Floats) -> Floats:
     return (values - values[0]) / (values[-1] - values[0])
 
 
+def noise_time(grid: Grid) -> Floats:
+    return normed(-np.sqrt(np.logaddexp(0.0, -2 * np.maximum.accumulate(grid.log_snr))))
+
+
 def placed(grid: Grid, scheme: Scheme, count: int) -> list[int]:
     """The steps that are evaluated."""
     index = normed(np.arange(grid.steps, dtype=float))
     level, angle = np.maximum.accumulate(grid.log_snr), -np.arctan2(grid.noise[:-1], grid.signal[:-1])
-    progress = (1 - scheme.mixed - scheme.angle) * index + scheme.mixed * normed(level) + scheme.angle * normed(angle)
+    progress = (1 - scheme.mixed - scheme.angle - scheme.time) * index + scheme.time * noise_time(grid)
+    progress += scheme.mixed * normed(level) + scheme.angle * normed(angle)
     chosen, last = [], -1
     few = count < FEW and grid.steps >= 4 * count
     quiet = int((grid.log_snr <= scheme.silent).sum()) if scheme.silent is not None and count < scheme.many else 0
@@ -139,7 +145,8 @@ class Run:
         self.grid, self.scheme = grid, scheme
         self.a, self.s = grid.signal, grid.noise
         index = normed(np.arange(grid.steps, dtype=float))
-        self.at = scheme.variable * normed(grid.log_snr) + (1 - scheme.variable) * index
+        self.at = scheme.variable * normed(grid.log_snr) + scheme.time * noise_time(grid)
+        self.at += (1 - scheme.variable - scheme.time) * index
         self.bound, self.ahead = scheme.bound, 0
         self.kept = "velocity" if scheme.kept == "adaptive" else scheme.kept
         self.known: list[tuple[int, Tensor, Tensor]] = []  # (step, clean, noise) of the last refreshes
@@ -285,10 +292,10 @@ BEGINS = [
     ONCE,
     replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8),  # the default since
 ]
-# If a run begins with signal: the default until the level was half of the placement and of the variable, and since.
+# If a run begins with signal: the default until placement and variable became half level, half time, and since.
 SIGNAL = [
     replace(ONCE, before_end=0.8),
-    Scheme(variable=0.5, mixed=0.5, angle=0.0, bound=3.0, bound_if_few=2.5, before_end=0.4),
+    Scheme(variable=0.5, mixed=0.5, angle=0.0, time=0.5, bound_if_few=2.0, before_end=0.4),
 ]
 ABOUT_BEGINS = [
     replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8, many=1000),

@@ -25,7 +25,7 @@ from .mathematics import (
     levels_of,
     places_of,
     polynomial_weights,
-    steady_of,
+    steady_for,
     taken_for_picture,
 )
 
@@ -59,10 +59,9 @@ class Held:
         self.account = Account(pace)
         self.known: dict[int, Known] = {}
         self.seconds = 0.0  # in computed evaluations
-        levels = levels_of(sigmas, flow)
-        self._mixed = levels.mixed
+        self._mixed = levels_of(sigmas, flow).mixed
         self._places = places_of(sigmas, flow)
-        self._steady = steady_of(levels, len(plan))
+        self._steady = steady_for(len(plan))
         self._keeps_noise = len(set(sigmas)) < len(sigmas)  # evaluated twice at one noise level
         self._next = 0
 

@@ -8,7 +8,7 @@ from tenuto.runtime.prediction import polynomial_weights, steady_for
 from tenuto.runtime.stepping import places_of as places_of_levels
 from tenuto.runtime.stepping import taken_for_picture
 from tenuto.scheduling.making import check_budget
-from tenuto.scheduling.placement import begins_with_signal, placed
+from tenuto.scheduling.placement import placed
 from tenuto.scheduling.refresh import evaluations_for
 
 ORDER = 2  # the degree of Tenuto's polynomials: quadratic, through the last three computed values
@@ -24,7 +24,7 @@ __all__ = [
     "places_of",
     "polynomial_weights",
     "spread",
-    "steady_of",
+    "steady_for",
     "taken_for_picture",
 ]
 
@@ -44,13 +44,9 @@ def places_of(sigmas: Sequence[float], flow: bool) -> list[float]:
     Two-stage samplers evaluate several times at one level, or go back to one.
     """
     different = sorted(set(sigmas), reverse=True)
-    places = dict(zip(different, places_of_levels(levels_of(different, flow), range(len(different))), strict=True))
+    log_snr = levels_of(different, flow).log_snr
+    places = dict(zip(different, places_of_levels(log_snr, range(len(different))), strict=True))
     return [places[sigma] for sigma in sigmas]
-
-
-def steady_of(levels: Levels, evaluations: int) -> float:
-    """The largest magnitude of a prediction's weights."""
-    return steady_for(evaluations, begins_with_signal(levels.log_snr))
 
 
 def spread(levels: Levels, among: Sequence[int], evaluations: int) -> list[int]:

@@ -203,14 +203,13 @@ def test_a_polynomial_is_followed_exactly(solver: str, corrected: bool, monkeypa
 
 def unbounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let predictions have their full degree, however far they extrapolate."""
-    for name in ("STEADY_OUTPUT", "STEADY_FROM_NOISE"):
-        monkeypatch.setattr(prediction, name, float("inf"))
+    monkeypatch.setattr(prediction, "STEADY_OUTPUT", float("inf"))
 
 
 def polynomial(levels: Levels, quantity: str, variable: str) -> Network:
     """A network whose clean estimate or noise is a parabola, whatever the sample is."""
     numbers = numbers_of(levels, len(levels))
-    at = torch.tensor(numbers if variable == "step" else places_of(levels, numbers), dtype=torch.float64)
+    at = torch.tensor(numbers if variable == "step" else places_of(levels.log_snr, numbers), dtype=torch.float64)
     at = (at - at[0]) / (at[-1] - at[0])
     one, two, three = (noise(seed=seed).double() for seed in (5, 6, 7))
 

@@ -14,18 +14,12 @@ from torch import Tensor
 from tenuto.scheduling.placement import FEW
 
 STEADY = 4.0  # the largest Σ|w| of what single units keep
-STEADY_OUTPUT, STEADY_IF_FEW = 3.0, 2.5  # of a network's output, the second with few evaluations
-STEADY_FROM_NOISE, STEADY_FROM_NOISE_IF_FEW = 2.5, 2.0  # the same, if a run begins in noise alone or nobody knows
+STEADY_OUTPUT, STEADY_IF_FEW = 2.5, 2.0  # of a network's output, the second with few evaluations
 
 
-def steady_for(evaluations: int, with_signal: bool) -> float:
-    """The largest Σ|w| with which a network's output is predicted: fewer evaluations are less certain.
-
-    with_signal  whether the run begins with signal
-    """
-    if with_signal:
-        return STEADY_IF_FEW if evaluations < FEW else STEADY_OUTPUT
-    return STEADY_FROM_NOISE_IF_FEW if evaluations < FEW else STEADY_FROM_NOISE
+def steady_for(evaluations: int) -> float:
+    """The largest Σ|w| with which a network's output is predicted: fewer evaluations are less certain."""
+    return STEADY_IF_FEW if evaluations < FEW else STEADY_OUTPUT
 
 
 def polynomial_weights(nodes: Sequence[float], at: float, steady: float = STEADY) -> list[float]:

@@ -67,11 +67,11 @@ class Stepping:
         self._levels = nature.levels
         self._range = range_of(scheduler)
         numbers = numbers_of(nature.levels, len(self._computed))
-        self._places = places_of(nature.levels, numbers)
+        log_snr = None if nature.levels is None else nature.levels.log_snr
+        self._places = places_of(log_snr, numbers)
         self._ahead = ahead if nature.levels is not None else 0
         self._places[: self._ahead] = [self._places[self._ahead]] * self._ahead  # they share the place of its value
-        log_snr = None if nature.levels is None else nature.levels.log_snr
-        self._steady = steady_for(sum(self._computed), begins_with_signal(log_snr))
+        self._steady = steady_for(sum(self._computed))
         self._keeps_noise = numbers[-1] < 0.75 * (len(self._computed) - 1)  # evaluated twice at many noise levels
         self._asked_to_correct = corrected
         self.uncorrected_because = ""
@@ -245,15 +245,13 @@ def numbers_of(levels: Levels | None, steps: int) -> list[int]:
     return numbers
 
 
-def places_of(levels: Levels | None, numbers: Sequence[int]) -> list[float]:
+def places_of(log_snr: Sequence[float] | None, numbers: Sequence[int]) -> list[float]:
     """The variable of the polynomials: the measure by which evaluations are placed, so that they lie evenly in it.
 
     If a run begins in noise alone, or if the levels are unknown, it is the number of the step.
     """
-    log_snr = None if levels is None else levels.log_snr
-    if not begins_with_signal(log_snr):
-        return [float(number) for number in numbers]
-    return [float(place) for place in progress_of(len(numbers), log_snr, numbers)]
+    places: Sequence[float] = progress_of(len(numbers), log_snr).tolist() if begins_with_signal(log_snr) else numbers
+    return [float(place) for place in places]
 
 
 def sample_in(result: Any) -> Tensor:

@@ -1,10 +1,13 @@
 """Where to evaluate: which steps are computed, for a given number of evaluations.
 
 The noise falls unevenly along the steps of most schedulers, and the network's estimate changes with the noise. So the
-evaluations are spread evenly over a measure of progress: one half is the step's number, the other half its noise level
-(the logarithm of the signal-to-noise ratio). If a run begins in noise alone, its levels reach far into noise in which
-little happens. Then the angle between signal and noise, which hardly changes there, replaces a part of the level.
-`python -m benchmarks.search --placements` is where the mixtures were found.
+evaluations are spread evenly over a measure of progress. One half of it is the noise level (the logarithm of the
+signal-to-noise ratio). The other half is the time at which a process that adds noise ever faster reaches this level, as
+the processes do that networks are trained with. So the measure does not depend on how a scheduler spaces its steps.
+
+If a run begins in noise alone, its levels reach far into noise in which little happens. Then the measure is a mixture
+of the step's number, the level, and the angle between signal and noise, which hardly changes there. `python -m
+benchmarks.search` with `--placements` and with `--signal` is where this was found.
 
 The last step is computed as well, because it decides over the finest detail, unless there are few evaluations for many
 steps: then the last evaluation is worth more a little earlier.
@@ -22,8 +25,8 @@ from numpy.typing import NDArray
 
 FEW = 9  # evaluations; fewer than these are few
 MANY = 12  # evaluations; with fewer, the first may ask ahead
-NUMBER, LEVEL = 0.5, 0.5  # shares in the mixture
-LEVEL_FROM_NOISE, ANGLE_FROM_NOISE = 0.3, 0.2  # instead of LEVEL, if a run begins in noise alone
+LEVEL, TIME = 0.5, 0.5  # shares in the measure
+NUMBER_FROM_NOISE, LEVEL_FROM_NOISE, ANGLE_FROM_NOISE = 0.5, 0.3, 0.2  # instead, if a run begins in noise alone
 BEFORE_END, BEFORE_END_FROM_NOISE = 0.4, 0.8  # of an interval: how much earlier few evaluations end
 SILENT = -3.5  # log-SNR; a sample up to here is all noise: its signal is a thirtieth
 
@@ -79,18 +82,17 @@ def _silent(log_snr: Sequence[float] | None) -> int:
     return max(0, next((step for step, level in enumerate(log_snr) if level > SILENT), len(log_snr)) - 1)
 
 
-def progress_of(
-    steps: int, log_snr: Sequence[float] | None, numbers: Sequence[int] | None = None
-) -> NDArray[np.float64]:
-    """How far along each step is, from 0 to 1. numbers: of the steps, from 0 on; by default each has its own"""
-    number = _normed(np.arange(steps, dtype=np.float64) if numbers is None else np.asarray(numbers, dtype=np.float64))
+def progress_of(steps: int, log_snr: Sequence[float] | None) -> NDArray[np.float64]:
+    """How far along each step is, from 0 to 1."""
+    number = np.arange(steps) / max(1, steps - 1)
     if log_snr is None or not log_snr[-1] > log_snr[0]:
         return number
     level = np.maximum.accumulate(np.asarray(log_snr, dtype=np.float64))
     if begins_with_signal(log_snr):
-        return NUMBER * number + LEVEL * _normed(level)
+        time = -np.sqrt(np.logaddexp(0.0, -2 * level))  # √log(1 + σ²): that of noise whose rate β grows linearly
+        return LEVEL * _normed(level) + TIME * _normed(time)
     angle = -np.arctan(np.exp(-level))  # tan = noise / signal
-    return NUMBER * number + LEVEL_FROM_NOISE * _normed(level) + ANGLE_FROM_NOISE * _normed(angle)
+    return NUMBER_FROM_NOISE * number + LEVEL_FROM_NOISE * _normed(level) + ANGLE_FROM_NOISE * _normed(angle)
 
 
 def _normed(values: NDArray[np.float64]) -> NDArray[np.float64]:
