@@ -12,11 +12,13 @@ elastic      Elastic-Cache's window (Nguyen-Tri et al.): the leftmost masks of t
              tokens just written. Its trigger, which looks at attention weights to recompute layers, is left out
 ours         tenuto.sampling.parallel: tokens just written, then the block's masks from left to right, at most as many
              in all as a block has (`lean`; otherwise filled up with other tokens of the block); everything at every
-             R-th evaluation
+             R-th evaluation. `again`: when a row begins its next block, the finished one, or everything, is computed
+             once more
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -113,8 +115,12 @@ def ours(
     name: str | None = None,
     window: int | None = None,
     lean: bool = False,
+    again: Literal["nothing", "block", "everything"] = "nothing",
 ) -> Rule:
-    """window: instead of a block, the leftmost masks of the whole text, so many of them; lean: no other tokens"""
+    """window: instead of a block, the leftmost masks of the whole text, so many of them; lean: no other tokens
+
+    again   what is computed once more when a row begins its next block
+    """
 
     def inside(state: State) -> Tensor:
         return state.block if window is None else leftmost(state.masked, window)
@@ -130,7 +136,15 @@ def ours(
         rank = torch.where(state.stale, 0, rank)
         order = (rank * n + state.places).argsort(1)[:, : max(window or state.block_length, 2)]
         chosen = torch.zeros_like(state.masked).scatter_(1, order, True)
-        return chosen & (rank < 2) if lean else chosen
+        chosen = chosen & (rank < 2) if lean else chosen
+        begins = (state.step == 0)[:, None]
+        if again == "everything":
+            return chosen | begins
+        if again == "block":  # and all masks of the block, for which there was less room
+            finished = state.answer & (state.places < state.first[:, None])
+            finished &= state.places >= state.first[:, None] - state.block_length
+            return chosen | (begins & (finished | candidates(state)))
+        return chosen
 
     return Rule(name or f"ours, everything every {period}", computed, candidates, held)
 
