@@ -85,6 +85,13 @@ def telling(evaluation: dict[str, Any]) -> list[tuple[str, int]]:
     return sorted((one["task"], one["level"]) for one in chosen)
 
 
+def named_levels(evaluation: dict[str, Any], names: Sequence[str]) -> list[tuple[str, int]]:
+    if unknown := [name for name in names if name not in evaluation["tasks"]]:
+        known = ", ".join(evaluation["tasks"])
+        raise UsageError(f"{unknown[0]} is no level that the evaluation measured; those are {known}.")
+    return sorted((evaluation["tasks"][name]["task"], evaluation["tasks"][name]["level"]) for name in names)
+
+
 def summary(record: dict[str, Any], half: int) -> dict[str, dict[str, Any]]:
     """For each way, on one half (0 or 1) of the problems: accuracy, work and the difference from full inference."""
     found = {}
@@ -233,6 +240,9 @@ def main(
     ] = DEFAULT_PATH,
     device: Annotated[str, typer.Option(help="Where to compute.")] = "cuda",
     count: Annotated[int, typer.Option(min=2, help="Problems of each level.")] = 512,
+    level: Annotated[
+        list[str] | None, typer.Option(help="Only this level, as evaluation.json names it; again for others.")
+    ] = None,
     seconds: Annotated[float, typer.Option(help="Begin no further way after so long.")] = 120.0,
     seed: Annotated[int, typer.Option(help="Of the problems; the evaluation's were seed 0.")] = 1,
     precise: Annotated[bool, typer.Option(help="Compute in float32, not in bfloat16.")] = True,
@@ -265,7 +275,7 @@ def main(
     dtype = torch.float32 if precise else torch.bfloat16
     loaded, library = tenuto.load(str(model), device=torch.device(device), dtype=dtype), load(data)
     evaluation = read_result(model / "evaluation.json", "evaluation", EVALUATION)
-    levels = telling(evaluation)
+    levels = telling(evaluation) if level is None else named_levels(evaluation, level)
     posed = {(task, level): questions(library, task, level, count, seed) for task, level in levels}
     record: dict[str, Any] = {
         "provenance": provenance(device, seed=seed),

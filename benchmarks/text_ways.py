@@ -22,7 +22,7 @@ from training.evaluate_small_llada import BLOCK
 
 THRESHOLDS = (0.9, 0.95, 0.8)
 BUDGETS = (0.75, 0.9, 0.5)  # of the unit-steps that the paper's lifetimes compute
-LEFT_OUT = (0.25, 0.5)  # of the units or layers, inside a block step
+LEFT_OUT = (0.25, 0.5)  # of the branches or layers, inside a block step
 ORDERS = 3  # random ones beside the spectral one and its reverse
 NEVER = 10**6
 FULL = "full inference"
@@ -146,8 +146,8 @@ def ways(model: Model) -> list[Way]:
         *each,
         *more,
         *without,
-        *at_thresholds(methods, THRESHOLDS[1:]),
         *_in_turn(lifetimes, alone),
+        *at_thresholds(methods, THRESHOLDS[1:]),
         *(by_rule("the factor rule alone", full, factor=one) for one in (0.5, 1.0)),
     ]
 

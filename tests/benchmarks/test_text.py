@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import pytest
 import torch
 
 import tenuto
 from benchmarks import text_8b, text_frontier, text_ways
+from tenuto.errors import UsageError
 from tenuto.models import load
 from tenuto.sampling.masked import MaskedSampling, write_tokens
 
@@ -69,6 +71,9 @@ def test_levels_that_can_tell_are_chosen_of_every_task_first() -> None:
     tasks = {"a": one("a", 1, 0.99), "b": one("a", 2, 0.9), "c": one("a", 3, 0.78), "d": one("b", 1, 0.7)}
     assert text_frontier.telling({"tasks": tasks}) == [("a", 2), ("a", 3), ("b", 1)]
     assert text_frontier.telling({"tasks": {"a": tasks["a"]}}) == [("a", 1)]
+    assert text_frontier.named_levels({"tasks": tasks}, ["d", "b"]) == [("a", 2), ("b", 1)]
+    with pytest.raises(UsageError, match="e is no level"):
+        text_frontier.named_levels({"tasks": tasks}, ["e"])
 
 
 def test_every_cache_and_every_order_of_layers_is_compared() -> None:
