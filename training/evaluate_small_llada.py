@@ -31,6 +31,7 @@ from training.card import table, training_section, versions
 from training.evaluate_llada import text_loss, until_end
 from training.llada_text import BOS, EOS, MASK, Corpus, Problem
 from training.loop import default_device, run
+from training.reasoning_rows import parse_sizes
 from training.reasoning_tasks import TASKS, Posed, problems, right
 from training.reasoning_text import DEFAULT_PATH, NEEDLE_LEVELS, Library, load, needles, starts_of
 from training.train_llada import parse_config
@@ -276,8 +277,12 @@ def evaluate(
     out: Path,
     seconds: float | None = None,
     dtype: torch.dtype = torch.bfloat16,
+    sizes: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, Any]:
-    """Measures, and writes evaluation.json, problems.json, samples.txt and the card."""
+    """Measures, and writes evaluation.json, problems.json, samples.txt and the card.
+
+    sizes  {task: least and most}, where they are not those of the training
+    """
     began = perf_counter()
     model, library = tenuto.load(str(checkpoint), device=device, dtype=dtype), load(data)
     network = model.network
@@ -289,6 +294,7 @@ def evaluate(
     shown = []
     lessons = read_json(checkpoint / "loss.json", "training record") if (checkpoint / "loss.json").exists() else {}
     every = levels(lessons.get("sizes"))
+    every |= levels(sizes) if sizes else {}
     if "books" not in library.held_out:
         every.pop("needles", None)  # which lie in books
     for task, level, unit in ladder(record, every):
@@ -488,12 +494,24 @@ def main(
     batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens that are computed at once, about.")] = 262_144,
     seconds: Annotated[float | None, typer.Option(help="Begin no further level after so long.")] = None,
     precise: Annotated[bool, typer.Option(help="Compute in float32, not in bfloat16.")] = False,
+    sizes: Annotated[
+        list[str] | None, typer.Option("--task", help="Measure this task at other sizes than trained: reverse=8-20.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; the checkpoint's directory if not given.")] = None,
 ) -> None:
     """Measure what the LLaDA has learnt, on problems it has not seen."""
     dtype = torch.float32 if precise else torch.bfloat16
     result = evaluate(
-        checkpoint, data, count, torch.device(device), seed, batch_tokens, out or checkpoint, seconds, dtype
+        checkpoint,
+        data,
+        count,
+        torch.device(device),
+        seed,
+        batch_tokens,
+        out or checkpoint,
+        seconds,
+        dtype,
+        parse_sizes(sizes or []),
     )
     telling = [name for name, one in result["tasks"].items() if one["verdict"] == "can tell"]
     print(f"{len(telling)} of {len(result['tasks'])} levels can tell: {', '.join(telling)}; {result['seconds']} s")
