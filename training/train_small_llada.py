@@ -1,6 +1,7 @@
-"""Trains a LLaDA of 31 million parameters on made-up reasoning and some books and code, for a given time.
+"""Trains a small LLaDA on made-up reasoning, and on books and code if there are any, for a given time.
 
-A batch has three parts of as many tokens each, one of short rows, one of long rows and one in between. All layers but
+A batch has parts of as many tokens each, by default one of short rows, one of long rows and one in between; the options
+choose the tasks, their sizes, the rows' lengths, and the blocks of another checkpoint to begin with. All layers but
 attention see a part as one long list of tokens, so each is compiled once for rows of every length. There is no
 attention mask: rows are filled with end-of-text, as LLaDA's are.
 """
@@ -114,6 +115,7 @@ class Layers:
     def loss(self, batch: Batch) -> Tensor:
         """LLaDA's bound on the negative log-likelihood of a batch."""
         embedding, blocks, norm, head = self.network.parts()
+        last = list(blocks)[-1]
         config, (size, length) = self.config, batch.noisy.shape
         places = torch.arange(length, device=batch.noisy.device).repeat(size)[None]
         angles = rotary_angles(places, config.head_dim, config.rope_theta)  # [1, 1, T, head width / 2]
@@ -128,7 +130,7 @@ class Layers:
             found = F.scaled_dot_product_attention(q, k, v, enable_gqa=shared).transpose(1, 2)
             fed = (block.ff_proj.weight, block.up_proj.weight, block.ff_out.weight)
             found, does = found.reshape(len(x), -1), self.finish
-            if block is blocks[-1] and x.device.type == "cpu":  # whose time goes by arithmetic: only what counts
+            if block is last and x.device.type == "cpu":  # whose time goes by arithmetic: only what counts
                 counts = weight.nonzero()[:, 0]
                 x, found, clean, weight, does = x[counts], found[counts], clean[counts], weight[counts], finish
             x = does(x, found, block.attn_out.weight, block.ff_norm.weight, *fed, eps)
