@@ -41,8 +41,8 @@ from tenuto_lab.result_files import (
 )
 from tenuto_lab.result_files import whole as whole_number
 from training.evaluate_llada import until_end
-from training.evaluate_small_llada import TELLING, Question, length_for, questions
-from training.reasoning_tasks import right
+from training.evaluate_small_llada import TELLING, Question, length_for, questions, verdict
+from training.reasoning_tasks import TASKS, right
 from training.reasoning_text import DEFAULT_PATH, Library, load
 
 RESULTS = results_of("text_frontier")
@@ -85,11 +85,15 @@ def telling(evaluation: dict[str, Any]) -> list[tuple[str, int]]:
     return sorted((one["task"], one["level"]) for one in chosen)
 
 
-def named_levels(evaluation: dict[str, Any], names: Sequence[str]) -> list[tuple[str, int]]:
-    if unknown := [name for name in names if name not in evaluation["tasks"]]:
-        known = ", ".join(evaluation["tasks"])
-        raise UsageError(f"{unknown[0]} is no level that the evaluation measured; those are {known}.")
-    return sorted((evaluation["tasks"][name]["task"], evaluation["tasks"][name]["level"]) for name in names)
+def named_levels(names: Sequence[str]) -> list[tuple[str, int]]:
+    """["sort-4"] -> [("sort", 4)]"""
+    found = []
+    for name in names:
+        task, _, level = name.partition("-")
+        if task not in TASKS or not level.isdigit() or int(level) < 1:
+            raise UsageError(f"{name} is no level; sort-4 is. The tasks are {', '.join(TASKS)}.")
+        found.append((task, int(level)))
+    return sorted(found)
 
 
 def summary(record: dict[str, Any], half: int) -> dict[str, dict[str, Any]]:
@@ -158,17 +162,20 @@ def choices(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 def table(record: dict[str, Any]) -> str:
     unable = record.get("cannot_tell", {})
-    levels = ", ".join(
-        f"{task} {level}" + (f" ({unable[f'{task}-{level}']})" if f"{task}-{level}" in unable else "")
-        for task, level in record["levels"]
-    )
+    full = record["ways"][full_name(record)]["levels"]
+    told = []
+    for task, level in record["levels"]:
+        good = [int(bit) for bit in full[f"{task}-{level}"]["right"]]
+        able = verdict(sum(good) / len(good))
+        told.append(f"{task} {level} ({sum(good) / len(good):.1%}{'' if able == 'can tell' else f', {able}'})")
+    levels = ", ".join(told)
     lines = [
         "# Text: accuracy against work",
         "",
         origin(record["provenance"]),
         "",
-        f"Model: {record['parameters'] / 1e6:.1f} million parameters. Levels: {levels}; {record['problems']} problems "
-        "of each. Every method's way was chosen on one half of the problems (the least work that loses at most one "
+        f"Model: {record['parameters'] / 1e6:.1f} million parameters. Levels, and how often full inference is right: "
+        f"{levels}; {record['problems']} problems of each. Every method's way was chosen on one half of the problems (the least work that loses at most one "
         "point); the figures are those of the other half. “Fewer” counts evaluation-equivalents against full "
         "inference, level by level. Intervals are of the paired difference, at 95 %.",
         "",
@@ -183,7 +190,7 @@ def table(record: dict[str, Any]) -> str:
             f"{100 * one['worst_level']:+.1f} | {one['evaluations']:.1f} | {one['fewer']:.1f}× |"
         )
     if unable:
-        lines += ["", "Not used: " + "; ".join(f"{name} {verdict}" for name, verdict in unable.items()) + "."]
+        lines += ["", "Not used: " + "; ".join(f"{name} {why}" for name, why in unable.items()) + "."]
     names = [f"{task}-{level}" for task, level in record["levels"]]
     lines += [
         "",
@@ -241,7 +248,7 @@ def main(
     device: Annotated[str, typer.Option(help="Where to compute.")] = "cuda",
     count: Annotated[int, typer.Option(min=2, help="Problems of each level.")] = 512,
     level: Annotated[
-        list[str] | None, typer.Option(help="Only this level, as evaluation.json names it; again for others.")
+        list[str] | None, typer.Option(help="Only this level (sort-4), measured before or not; again for others.")
     ] = None,
     seconds: Annotated[float, typer.Option(help="Begin no further way after so long.")] = 120.0,
     seed: Annotated[int, typer.Option(help="Of the problems; the evaluation's were seed 0.")] = 1,
@@ -274,8 +281,10 @@ def main(
     torch.set_float32_matmul_precision("high")
     dtype = torch.float32 if precise else torch.bfloat16
     loaded, library = tenuto.load(str(model), device=torch.device(device), dtype=dtype), load(data)
-    evaluation = read_result(model / "evaluation.json", "evaluation", EVALUATION)
-    levels = telling(evaluation) if level is None else named_levels(evaluation, level)
+    evaluation: dict[str, Any] = {"tasks": {}}
+    if level is None:
+        evaluation = read_result(model / "evaluation.json", "evaluation", EVALUATION)
+    levels = telling(evaluation) if level is None else named_levels(level)
     posed = {(task, level): questions(library, task, level, count, seed) for task, level in levels}
     record: dict[str, Any] = {
         "provenance": provenance(device, seed=seed),

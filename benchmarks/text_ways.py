@@ -138,15 +138,19 @@ def ways(model: Model) -> list[Way]:
         )
         for name, held in selections(scores).items()
     ]
+    first = without[:: len(LEFT_OUT)][: 2 + ORDERS]  # a quarter of the branches, by every order
     alone = [by_rule(f"{method}, alone", some[0]) for method, some in methods.items()]  # one token at a time: slow
     lifetimes = [by_lifetimes(scores, budget, by) for budget in BUDGETS for by in ("branch", "block")]
     return [
         by_rule(FULL, full),
-        *(by_rule("parallel decoding alone", full, parallel=one) for one in THRESHOLDS),
+        by_rule("parallel decoding alone", full, parallel=0.9),
         *each,
+        *first,
+        *lifetimes[:2],
         *more,
-        *without,
-        *_in_turn(lifetimes, alone),
+        *(way for way in without if way not in first),
+        *(by_rule("parallel decoding alone", full, parallel=one) for one in THRESHOLDS[1:]),
+        *_in_turn(lifetimes[2:], alone),
         *at_thresholds(methods, THRESHOLDS[1:]),
         *(by_rule("the factor rule alone", full, factor=one) for one in (0.5, 1.0)),
     ]

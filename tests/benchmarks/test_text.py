@@ -58,6 +58,7 @@ def test_each_method_chooses_on_one_half_and_is_shown_on_the_other() -> None:
     assert chosen["rival"]["name"] == "lucky" and chosen["rival"]["difference"] == -0.5
     table = text_frontier.table(record)
     assert "| ours | careful | 50.0% | +0.0 (+0.0 to +0.0)" in table
+    assert "story 2 (50.0%, cannot tell: too hard)" in table
     assert "| ours: careful | 50.0% | 2.0× | 50.0%, 20.0, 20.0 |" in table
     gained, half = text_frontier.paired(record, "bold", "all")["story-2"]
     assert gained == -1 / 8 and 0.2 < half < 0.25
@@ -71,9 +72,10 @@ def test_levels_that_can_tell_are_chosen_of_every_task_first() -> None:
     tasks = {"a": one("a", 1, 0.99), "b": one("a", 2, 0.9), "c": one("a", 3, 0.78), "d": one("b", 1, 0.7)}
     assert text_frontier.telling({"tasks": tasks}) == [("a", 2), ("a", 3), ("b", 1)]
     assert text_frontier.telling({"tasks": {"a": tasks["a"]}}) == [("a", 1)]
-    assert text_frontier.named_levels({"tasks": tasks}, ["d", "b"]) == [("a", 2), ("b", 1)]
-    with pytest.raises(UsageError, match="e is no level"):
-        text_frontier.named_levels({"tasks": tasks}, ["e"])
+    assert text_frontier.named_levels(["sort-4", "code-1"]) == [("code", 1), ("sort", 4)]
+    for wrong in ("sort", "verbs-1", "sort-0"):
+        with pytest.raises(UsageError, match=f"{wrong} is no level"):
+            text_frontier.named_levels([wrong])
 
 
 def test_every_cache_and_every_order_of_layers_is_compared() -> None:
