@@ -176,8 +176,9 @@ def table(record: dict[str, Any]) -> str:
         "",
         f"Model: {record['parameters'] / 1e6:.1f} million parameters. Levels, and how often full inference is right: "
         f"{levels}; {record['problems']} problems of each. Every method's way was chosen on one half of the problems "
-        "(the least work that loses at most one point); the figures are those of the other half. “Fewer” counts evaluation-equivalents against full "
-        "inference, level by level. Intervals are of the paired difference, at 95 %.",
+        "(the least work that loses at most one point); the figures are those of the other half. “Fewer” counts "
+        "evaluation-equivalents against full inference, level by level. Intervals are of the paired difference, at "
+        "95 %.",
         "",
         "| method | chosen | right | against full inference | worst level | evaluations | fewer |",
         "| --- | --- | --- | --- | --- | --- | --- |",
