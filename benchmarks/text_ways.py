@@ -97,7 +97,7 @@ def caches() -> dict[str, list[rules.Rule]]:
     """The caches of each method, the most promising setting first."""
     return {
         "ours": [
-            *(rules.ours(every, name=f"everything every {every}", lean=True) for every in (8, 16, 4)),
+            *(rules.ours(every, name=f"everything every {every}", lean=True) for every in (8, 16, 4, 2)),
             rules.ours(NEVER, name="everything once", lean=True),
         ],
         "Fast-dLLM, dual cache": [rules.fast_dllm(True)],
@@ -118,6 +118,9 @@ def caches() -> dict[str, list[rules.Rule]]:
             rules.ours(NEVER, name="everything once, a finished block again", lean=True, again="block"),
             rules.ours(8, name="everything every 8, a finished block again", lean=True, again="block"),
             rules.ours(NEVER, name="everything when a block begins", lean=True, again="everything"),
+        ],
+        "ours, by tokens written": [
+            rules.ours(NEVER, name=f"everything after {tokens} tokens", lean=True, after=tokens) for tokens in (4, 8, 2)
         ],
     }
 

@@ -156,6 +156,18 @@ def test_a_finished_block_is_computed_once_more(network: LLaDA, again: Any) -> N
     assert done.tokens[0].tolist() == x[len(prompt) :] and float(done.work) == pytest.approx(work)
 
 
+def test_everything_is_computed_after_so_many_tokens(network: LLaDA) -> None:
+    sampling = MaskedSampling(8, 8, 4, stop_at_eos=False)  # one token an evaluation
+    found = rules.write(network, PROMPTS[:2], sampling, rules.ours(10**6, lean=True, after=2))
+    same = rules.write(network, PROMPTS[:2], sampling, rules.ours(2, lean=True))
+    assert torch.equal(found.tokens, same.tokens) and torch.equal(found.work, same.work)
+    # Where an evaluation writes several tokens, the two rules part.
+    sampling = MaskedSampling(8, 8, 4, stop_at_eos=False, parallel=0.05)
+    found = rules.write(network, PROMPTS[:1], sampling, rules.ours(10**6, lean=True, after=1))
+    every = rules.write(network, PROMPTS[:1], sampling, rules.Rule("", rules.everything))
+    assert torch.equal(found.tokens, every.tokens) and torch.equal(found.work, every.work)
+
+
 def test_the_window_slides_over_blocks(network: LLaDA) -> None:
     seen: list[Tensor] = []
     rule = rules.elastic(5)
