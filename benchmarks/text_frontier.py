@@ -172,7 +172,7 @@ def table(record: dict[str, Any]) -> str:
     lines = [
         "# Text: accuracy against work",
         "",
-        origin(record["provenance"]),
+        "\n\n".join(origin(made) for made in record.get("parts", [record["provenance"]])),
         "",
         f"Model: {record['parameters'] / 1e6:.1f} million parameters. Levels, and how often full inference is right: "
         f"{levels}; {record['problems']} problems of each. Every method's way was chosen on one half of the problems "
@@ -216,7 +216,8 @@ def joined(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for other in records[1:]:
         if any(first[key] != other[key] for key in ("levels", "problems", "parameters")):
             raise UsageError("The parts measured different problems, or different models.")
-    return {**first, "ways": {name: way for record in records for name, way in record["ways"].items()}}
+    ways = {name: way for record in records for name, way in record["ways"].items()}
+    return {**first, "ways": ways, "parts": [record["provenance"] for record in records]}
 
 
 def bits(value: Any, where: str) -> None:
@@ -234,7 +235,7 @@ RECORD = fields(
         **{"provenance": shaped(ORIGIN), "parameters": whole_number(), "problems": whole_number()},
         **{"levels": shaped([in_order(text, number())]), "ways": shaped({str: WAY})},
     },
-    {"cannot_tell": shaped({str: str})},
+    {"cannot_tell": shaped({str: str}), "parts": shaped([ORIGIN])},
     others=True,
 )
 
