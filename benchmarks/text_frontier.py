@@ -270,8 +270,8 @@ def main(
         drawn = table if pair is None else lambda record: paired(record, *pair)
         check_result(whole, join[0], "frontier of text, with the others", makes(drawn))
         if pair is not None:
-            for level, (gained, half) in paired(whole, *pair).items():
-                print(f"{level}: {100 * gained:+.1f} points (± {100 * half:.1f})")
+            for name, (gained, half) in paired(whole, *pair).items():
+                print(f"{name}: {100 * gained:+.1f} points (± {100 * half:.1f})")
             return
         write_json(out, whole)
         write_text(out.with_suffix(".md"), table(whole))
