@@ -10,10 +10,8 @@ threshold and its period. The choice is made on one half of the problems, as the
 against full inference; the table shows the other half.
 """
 
-import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from math import sqrt
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,12 +22,11 @@ import typer
 
 import tenuto
 from benchmarks.places import results_of
+from benchmarks.text_ways import FULL, Way, ways
 from tenuto.errors import UsageError
 from tenuto.files import write_json, write_text
 from tenuto.models import Model
 from tenuto.provenance import origin, provenance
-from tenuto.runtime.executor import Executor
-from tenuto.sampling.masked import MaskedSampling, generate_tokens
 from tenuto_lab.result_files import (
     ORIGIN,
     Misfit,
@@ -43,127 +40,15 @@ from tenuto_lab.result_files import (
     text,
 )
 from tenuto_lab.result_files import whole as whole_number
-from tenuto_lab.rivals.text import rules
 from training.evaluate_llada import until_end
-from training.evaluate_small_llada import BLOCK, TELLING, Question, length_for, questions
-from training.reasoning_tasks import right
+from training.evaluate_small_llada import TELLING, Question, length_for, questions, verdict
+from training.reasoning_tasks import TASKS, right
 from training.reasoning_text import DEFAULT_PATH, Library, load
 
 RESULTS = results_of("text_frontier")
-THRESHOLDS = (0.9, 0.95, 0.8)
 LEVELS = 8  # at most
 TOLERANCE = 0.01  # of accuracy that a choice may lose on the first half
 BATCH_TOKENS = 120_000
-FULL = "full inference"
-
-
-@dataclass(frozen=True)
-class Way:
-    """One way of writing; ways of one method differ in thresholds and periods."""
-
-    method: str
-    name: str
-    write: Callable[[Model, list[list[int]], int], tuple[list[list[int]], list[float], list[float]]]
-
-
-def by_rule(method: str, rule: rules.Rule, units: int = 0, **rate: float) -> Way:
-    """rate: parallel=… or factor=…; without it, one token at a time"""
-
-    def write(model: Model, prompts: list[list[int]], length: int) -> Any:
-        network: Any = model.network
-        sampling = MaskedSampling(length, length, BLOCK, **rate)  # type: ignore[arg-type]
-        found = rules.write(network, prompts, sampling, rule, units)
-        return found.tokens.tolist(), found.evaluations.tolist(), found.work.tolist()
-
-    told = ", ".join(f"{name} {value:g}" for name, value in rate.items()) or "one token a step"
-    return Way(method, f"{rule.name}; {told}", write)
-
-
-def by_lifetimes(budget: float) -> Way:
-    """The paper's static lifetimes: each unit is computed until its lifetime ends, then held."""
-
-    def write(model: Model, prompts: list[list[int]], length: int) -> Any:
-        schedule = tenuto.schedule(tenuto.score(model), length, policy="lifetimes", budget=budget)
-        executor = Executor(model.network, schedule, mode="skip")
-        tokens = generate_tokens(executor, prompts, steps=length, length=length, block_length=BLOCK, batch=len(prompts))
-        ends = [len(until_end(row)) + 1 for row in tokens.tolist()]
-        steps = [min(-(-end // BLOCK) * BLOCK, length) for end in ends]  # it stops between blocks
-        shares = schedule.active.mean(axis=0).cumsum()
-        return tokens.tolist(), [float(one) for one in steps], [float(shares[one - 1]) for one in steps]
-
-    return Way("the paper's lifetimes", f"lifetimes, {budget:.0%} of the unit-steps; one token a step", write)
-
-
-def selections(model: Model) -> dict[str, frozenset[str]]:
-    """Units that block steps leave out: by the spectral score from below and from above, and at random."""
-    scored = sorted(tenuto.score(model).units, key=lambda unit: unit.score)
-    order = [unit.name for unit in scored]
-    names = [unit.name for unit in model.units]
-    quarter = len(order) // 4
-    shuffled = random.Random(0).sample(names, len(names))
-    return {
-        "the quarter of lowest score": frozenset(order[:quarter]),
-        "the quarter of highest score": frozenset(order[-quarter:]),
-        "a quarter at random": frozenset(shuffled[:quarter]),
-        "the half of lowest score": frozenset(order[: 2 * quarter]),
-    }
-
-
-def ways(model: Model) -> list[Way]:
-    """The most telling ones first, because time may run out: one setting of each method, then the others."""
-    never = 10**6
-    full = rules.Rule("everything computed", rules.everything)
-    caches = {
-        "ours": [
-            *(rules.ours(every, name=f"everything every {every}", lean=True) for every in (8, 16, 4)),
-            rules.ours(never, name="everything once", lean=True),
-        ],
-        "Fast-dLLM, dual cache": [rules.fast_dllm(True)],
-        "Fast-dLLM, prefix cache": [rules.fast_dllm(False)],
-        "dKV-Cache": [rules.dkv_cache(8), rules.dkv_cache(4)],
-        "dLLM-Cache": [rules.dllm_cache(25, 4), rules.dllm_cache(50, 7)],
-        "Elastic-Cache's window": [rules.elastic(32), rules.elastic(16)],
-        "ours, sliding": [
-            *(
-                rules.ours(every, name=f"a sliding window of 32, everything every {every}", window=32, lean=True)
-                for every in (8, 16)
-            ),
-            rules.ours(never, name="a sliding window of 32, everything once", window=32, lean=True),
-        ],
-        "ours, other tokens of the block too": [
-            rules.ours(every, name=f"other tokens too, everything every {every}") for every in (8, 16)
-        ],
-    }
-    each = [by_rule(method, rule, parallel=0.9) for method, some in caches.items() for rule in some[:1]]
-    more = [by_rule(method, rule, parallel=0.9) for method, some in caches.items() for rule in some[1:]]
-    without = [
-        by_rule(
-            f"ours without {name}",
-            rules.ours(8, held, f"everything every 8, block steps without {name}", lean=True),
-            len(model.units),
-            parallel=0.9,
-        )
-        for name, held in selections(model).items()
-    ]
-    alone = [by_rule(f"{method}, alone", some[0]) for method, some in caches.items()]  # one token at a time: slow
-    return [
-        by_rule(FULL, full),
-        *(by_rule("parallel decoding alone", full, parallel=one) for one in THRESHOLDS),
-        *each,
-        *more,
-        *without[:3],
-        by_lifetimes(0.75),
-        *(
-            by_rule(method, rule, parallel=threshold)
-            for threshold in THRESHOLDS[1:]
-            for method, some in caches.items()
-            for rule in some
-        ),
-        *without[3:],
-        *alone,
-        by_lifetimes(0.5),
-        *(by_rule("the factor rule alone", full, factor=one) for one in (0.5, 1.0)),
-    ]
 
 
 def measured(way: Way, model: Model, library: Library, task: str, asked: Sequence[Question]) -> dict[str, Any]:
@@ -198,6 +83,17 @@ def telling(evaluation: dict[str, Any]) -> list[tuple[str, int]]:
     best = {one["task"]: one for one in reversed(able)}.values()
     chosen = [*best, *(one for one in able if one not in list(best))][:LEVELS]
     return sorted((one["task"], one["level"]) for one in chosen)
+
+
+def named_levels(names: Sequence[str]) -> list[tuple[str, int]]:
+    """["sort-4"] -> [("sort", 4)]"""
+    found = []
+    for name in names:
+        task, _, level = name.partition("-")
+        if task not in TASKS or not level.isdigit() or int(level) < 1:
+            raise UsageError(f"{name} is no level; sort-4 is. The tasks are {', '.join(TASKS)}.")
+        found.append((task, int(level)))
+    return sorted(found)
 
 
 def summary(record: dict[str, Any], half: int) -> dict[str, dict[str, Any]]:
@@ -266,19 +162,23 @@ def choices(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 def table(record: dict[str, Any]) -> str:
     unable = record.get("cannot_tell", {})
-    levels = ", ".join(
-        f"{task} {level}" + (f" ({unable[f'{task}-{level}']})" if f"{task}-{level}" in unable else "")
-        for task, level in record["levels"]
-    )
+    full = record["ways"][full_name(record)]["levels"]
+    told = []
+    for task, level in record["levels"]:
+        good = [int(bit) for bit in full[f"{task}-{level}"]["right"]]
+        able = verdict(sum(good) / len(good))
+        told.append(f"{task} {level} ({sum(good) / len(good):.1%}{'' if able == 'can tell' else f', {able}'})")
+    levels = ", ".join(told)
     lines = [
         "# Text: accuracy against work",
         "",
-        origin(record["provenance"]),
+        "\n\n".join(origin(made) for made in record.get("parts", [record["provenance"]])),
         "",
-        f"Model: {record['parameters'] / 1e6:.1f} million parameters. Levels: {levels}; {record['problems']} problems "
-        "of each. Every method's way was chosen on one half of the problems (the least work that loses at most one "
-        "point); the figures are those of the other half. “Fewer” counts evaluation-equivalents against full "
-        "inference, level by level. Intervals are of the paired difference, at 95 %.",
+        f"Model: {record['parameters'] / 1e6:.1f} million parameters. Levels, and how often full inference is right: "
+        f"{levels}; {record['problems']} problems of each. Every method's way was chosen on one half of the problems "
+        "(the least work that loses at most one point); the figures are those of the other half. “Fewer” counts "
+        "evaluation-equivalents against full inference, level by level. Intervals are of the paired difference, at "
+        "95 %.",
         "",
         "| method | chosen | right | against full inference | worst level | evaluations | fewer |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -291,7 +191,7 @@ def table(record: dict[str, Any]) -> str:
             f"{100 * one['worst_level']:+.1f} | {one['evaluations']:.1f} | {one['fewer']:.1f}× |"
         )
     if unable:
-        lines += ["", "Not used: " + "; ".join(f"{name} {verdict}" for name, verdict in unable.items()) + "."]
+        lines += ["", "Not used: " + "; ".join(f"{name} {why}" for name, why in unable.items()) + "."]
     names = [f"{task}-{level}" for task, level in record["levels"]]
     lines += [
         "",
@@ -316,7 +216,8 @@ def joined(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for other in records[1:]:
         if any(first[key] != other[key] for key in ("levels", "problems", "parameters")):
             raise UsageError("The parts measured different problems, or different models.")
-    return {**first, "ways": {name: way for record in records for name, way in record["ways"].items()}}
+    ways = {name: way for record in records for name, way in record["ways"].items()}
+    return {**first, "ways": ways, "parts": [record["provenance"] for record in records]}
 
 
 def bits(value: Any, where: str) -> None:
@@ -334,7 +235,7 @@ RECORD = fields(
         **{"provenance": shaped(ORIGIN), "parameters": whole_number(), "problems": whole_number()},
         **{"levels": shaped([in_order(text, number())]), "ways": shaped({str: WAY})},
     },
-    {"cannot_tell": shaped({str: str})},
+    {"cannot_tell": shaped({str: str}), "parts": shaped([ORIGIN])},
     others=True,
 )
 
@@ -343,11 +244,17 @@ def main(
     model: Annotated[
         Path | None, typer.Option(help="A checkpoint of training.train_small_llada, with its evaluation.json.")
     ] = None,
-    data: Annotated[Path, typer.Option(help="The file made by training.reasoning_text.")] = DEFAULT_PATH,
+    data: Annotated[
+        Path, typer.Option(help="The file made by training.reasoning_text, or the model's tokenizer.json.")
+    ] = DEFAULT_PATH,
     device: Annotated[str, typer.Option(help="Where to compute.")] = "cuda",
     count: Annotated[int, typer.Option(min=2, help="Problems of each level.")] = 512,
+    level: Annotated[
+        list[str] | None, typer.Option(help="Only this level (sort-4), measured before or not; again for others.")
+    ] = None,
     seconds: Annotated[float, typer.Option(help="Begin no further way after so long.")] = 120.0,
     seed: Annotated[int, typer.Option(help="Of the problems; the evaluation's were seed 0.")] = 1,
+    precise: Annotated[bool, typer.Option(help="Compute in float32, not in bfloat16.")] = True,
     only: Annotated[str | None, typer.Option(help="Only ways whose method and name contain this.")] = None,
     part: Annotated[int, typer.Option(min=0, help="Which part of the ways, counted from 0.")] = 0,
     parts: Annotated[int, typer.Option(min=1, help="Into how many parts the ways are divided.")] = 1,
@@ -363,8 +270,8 @@ def main(
         drawn = table if pair is None else lambda record: paired(record, *pair)
         check_result(whole, join[0], "frontier of text, with the others", makes(drawn))
         if pair is not None:
-            for level, (gained, half) in paired(whole, *pair).items():
-                print(f"{level}: {100 * gained:+.1f} points (± {100 * half:.1f})")
+            for name, (gained, half) in paired(whole, *pair).items():
+                print(f"{name}: {100 * gained:+.1f} points (± {100 * half:.1f})")
             return
         write_json(out, whole)
         write_text(out.with_suffix(".md"), table(whole))
@@ -374,9 +281,12 @@ def main(
         raise typer.BadParameter("Give --model, or --join.")
     began = time.perf_counter()
     torch.set_float32_matmul_precision("high")
-    loaded, library = tenuto.load(str(model), device=torch.device(device), dtype=torch.float32), load(data)
-    evaluation = read_result(model / "evaluation.json", "evaluation", EVALUATION)
-    levels = telling(evaluation)
+    dtype = torch.float32 if precise else torch.bfloat16
+    loaded, library = tenuto.load(str(model), device=torch.device(device), dtype=dtype), load(data)
+    evaluation: dict[str, Any] = {"tasks": {}}
+    if level is None:
+        evaluation = read_result(model / "evaluation.json", "evaluation", EVALUATION)
+    levels = telling(evaluation) if level is None else named_levels(level)
     posed = {(task, level): questions(library, task, level, count, seed) for task, level in levels}
     record: dict[str, Any] = {
         "provenance": provenance(device, seed=seed),
@@ -386,6 +296,7 @@ def main(
             name: one["verdict"] for name, one in evaluation["tasks"].items() if one["verdict"] != "can tell"
         },
         "problems": count,
+        "precision": str(dtype).removeprefix("torch."),
         "ways": {},
     }
     for way in ways(loaded)[part::parts]:

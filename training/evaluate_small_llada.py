@@ -31,8 +31,9 @@ from training.card import table, training_section, versions
 from training.evaluate_llada import text_loss, until_end
 from training.llada_text import BOS, EOS, MASK, Corpus, Problem
 from training.loop import default_device, run
+from training.reasoning_rows import parse_sizes
 from training.reasoning_tasks import TASKS, Posed, problems, right
-from training.reasoning_text import CONTEXT, DEFAULT_PATH, NEEDLE_LEVELS, Library, load, needles, starts_of
+from training.reasoning_text import DEFAULT_PATH, NEEDLE_LEVELS, Library, load, needles, starts_of
 from training.train_llada import parse_config
 
 BLOCK = 16  # tokens that are written before the next ones are begun
@@ -43,6 +44,14 @@ SHOWN = 3  # problems of each level in samples.txt
 PROMPT_LENGTH, TEXT_LENGTH, CONTINUATIONS = 64, 128, 6
 TEXT_ROWS = 128  # of held-out books, for the loss
 Z = 1.96  # of a 95 % interval
+STEPS = 8  # levels of a task whose sizes the training chose
+
+
+LENGTHS_SEEN = ", at the sizes in its training command"
+READ = (
+    "The model read books in the public domain (github.com/mlschmitt/classic-books-markdown), small functions of "
+    "CPython's standard library (PSF licence) and GSM8K's training problems (MIT licence). "
+)
 
 
 class Written(NamedTuple):
@@ -68,9 +77,20 @@ def questions(library: Library, task: str, level: int, count: int, seed: int) ->
     ]
 
 
-def levels() -> dict[str, tuple[tuple[int, ...], str]]:
-    """The levels of each task from easy to hard, and what they count."""
+def levels(trained: Mapping[str, Sequence[int]] | None = None) -> dict[str, tuple[tuple[int, ...], str]]:
+    """The levels of each task from easy to hard, and what they count.
+
+    trained  {task: least and most size}, for a model that was trained at other sizes than the tasks' own
+    """
+    if trained is not None:
+        return {task: (spread(*sizes), TASKS[task].unit) for task, sizes in trained.items()}
     return {name: (kind.levels, kind.unit) for name, kind in TASKS.items()} | {"needles": (NEEDLE_LEVELS, "tokens")}
+
+
+def spread(least: int, most: int) -> tuple[int, ...]:
+    """Sizes from the least to the most, at most STEPS of them."""
+    count = min(most - least + 1, STEPS)
+    return tuple(np.linspace(least, most, count).round().astype(int).tolist())
 
 
 def next_level(known: Mapping[int, float]) -> int | None:
@@ -85,9 +105,8 @@ def next_level(known: Mapping[int, float]) -> int | None:
     return min(open_ones, key=lambda i: abs(i - (low + high) / 2), default=None)
 
 
-def ladder(record: dict[str, Any]) -> Iterator[tuple[str, int, str]]:
-    """The levels to measure, task after task and again, as `record` fills."""
-    every = levels()
+def ladder(record: dict[str, Any], every: Mapping[str, tuple[tuple[int, ...], str]]) -> Iterator[tuple[str, int, str]]:
+    """The levels to measure of every task's, task after task and again, as `record` fills."""
     while True:
         found = False
         for task, (of, unit) in every.items():
@@ -110,11 +129,12 @@ def length_for(asked: Sequence[Question]) -> int:
 # Sampling
 
 
-def padded(prompts: Sequence[list[int]], length: int, device: torch.device) -> tuple[Tensor, Tensor | None, int]:
+def padded(network: LLaDA, prompts: Sequence[list[int]], length: int) -> tuple[Tensor, Tensor | None, int]:
     """Prompts aligned at their ends, with masks behind them; which tokens are real, if not all; the prompts' width."""
+    device, context = next(network.parameters()).device, network.config.max_sequence_length
     width = max(map(len, prompts))
-    if width + length > CONTEXT:
-        raise UsageError(f"A prompt of {width} tokens and {length} to write are more than {CONTEXT}.")
+    if width + length > context:
+        raise UsageError(f"A prompt of {width} tokens and {length} to write are more than {context}.")
     rows = [[EOS] * (width - len(prompt)) + prompt + [MASK] * length for prompt in prompts]
     missing = [width - len(prompt) for prompt in prompts]
     real = torch.arange(width + length) >= torch.tensor(missing)[:, None]
@@ -134,7 +154,7 @@ def guessed(network: LLaDA, tokens: Tensor, real: Tensor | None, places: Tensor)
 def write_full(network: LLaDA, prompts: Sequence[list[int]], length: int) -> Written:
     """One token a step, the most confident of the block. Rows whose text has ended are not computed any further."""
     device = next(network.parameters()).device
-    tokens, real, width = padded(prompts, length, device)
+    tokens, real, width = padded(network, prompts, length)
     going = torch.arange(len(prompts), device=device)  # rows that have not ended
     steps, ready, seen = np.zeros(len(prompts), dtype=int), torch.zeros((), device=device), 0
     for first in range(width, width + length, BLOCK):
@@ -164,7 +184,7 @@ def write_by_threshold(network: LLaDA, prompts: Sequence[list[int]], length: int
     Every row goes to its next block when its own is full, and ends when a full block holds an end-of-text.
     """
     device = next(network.parameters()).device
-    tokens, real, width = padded(prompts, length, device)
+    tokens, real, width = padded(network, prompts, length)
     count = len(prompts)
     first = torch.full((count,), width, device=device)  # where each row's block begins
     steps = torch.zeros(count, dtype=torch.long, device=device)
@@ -257,8 +277,12 @@ def evaluate(
     out: Path,
     seconds: float | None = None,
     dtype: torch.dtype = torch.bfloat16,
+    sizes: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, Any]:
-    """Measures, and writes evaluation.json, problems.json, samples.txt and the card."""
+    """Measures, and writes evaluation.json, problems.json, samples.txt and the card.
+
+    sizes  {task: least and most}, where they are not those of the training
+    """
     began = perf_counter()
     model, library = tenuto.load(str(checkpoint), device=device, dtype=dtype), load(data)
     network = model.network
@@ -268,7 +292,12 @@ def evaluate(
     record: dict[str, Any] = {}
     posed: dict[str, list[Question]] = {}
     shown = []
-    for task, level, unit in ladder(record):
+    lessons = read_json(checkpoint / "loss.json", "training record") if (checkpoint / "loss.json").exists() else {}
+    every = levels(lessons.get("sizes"))
+    every |= levels(sizes) if sizes else {}
+    if "books" not in library.held_out:
+        every.pop("needles", None)  # which lie in books
+    for task, level, unit in ladder(record, every):
         if seconds is not None and perf_counter() - began > seconds:
             print(f"{task} {level} and others are not measured: {seconds:.0f} s are over", flush=True)
             break
@@ -297,20 +326,22 @@ def evaluate(
         for i in range(min(SHOWN, count)):
             expected = "right" if one["right"][i] == "1" else f"wrong, not【{asked[i].posed.answer}】"
             shown.append(f"{asked[i].posed.prompt}【{library.decode(full.tokens[i])}】 {expected}\n")
-    texts = continuations(library, STORED)
-    shown.append("## Held-out books continued\n")
-    prompts = [one.prompt for one in texts[:: max(len(texts) // CONTINUATIONS, 1)]][:CONTINUATIONS]
-    for prompt, tokens in zip(prompts, write_full(network, prompts, TEXT_LENGTH).tokens, strict=True):
-        shown.append(f"{library.decode(prompt)}【{library.decode(tokens)}】\n")
-    books = Corpus(library.train["books"], library.held_out["books"], library.tokenizer)
+    texts, text = [], {}
+    if "books" in library.held_out:
+        texts = continuations(library, STORED)
+        shown.append("## Held-out books continued\n")
+        prompts = [one.prompt for one in texts[:: max(len(texts) // CONTINUATIONS, 1)]][:CONTINUATIONS]
+        for prompt, tokens in zip(prompts, write_full(network, prompts, TEXT_LENGTH).tokens, strict=True):
+            shown.append(f"{library.decode(prompt)}【{library.decode(tokens)}】\n")
+        books = Corpus(library.train["books"], library.held_out["books"], library.tokenizer)
+        text = {"text_loss": text_loss(network, books, TEXT_ROWS, TEXT_ROWS, seed), "text_rows": TEXT_ROWS}
     made = provenance(device, seed=seed, data=data.name)
     result = {
         "problems": count,
         "block_length": BLOCK,
         "threshold": THRESHOLD,
         "telling": TELLING,
-        "text_loss": text_loss(network, books, TEXT_ROWS, TEXT_ROWS, seed),
-        "text_rows": TEXT_ROWS,
+        **text,
         "precision": str(dtype).removeprefix("torch."),
         "seconds": round(perf_counter() - began, 1),
         "tasks": in_order(record),
@@ -347,14 +378,15 @@ def write_problems(
     made: dict[str, Any],
 ) -> None:
     """JSON with one problem a line, in the checkpoint's own tokens, and how many tokens each task's answers get."""
-    stored = {name: [one.problem for one in posed[name][:STORED]] for name in names} | {"text": texts}
+    stored = {name: [one.problem for one in posed[name][:STORED]] for name in names}
+    stored |= {"text": texts} if texts else {}
     tasks = [
         f"{json.dumps(name)}: [\n"
         + ",\n".join(json.dumps(one._asdict(), separators=(",", ":")) for one in some)
         + "\n]"
         for name, some in stored.items()
     ]
-    lengths = {name: record[name]["length"] for name in names} | {"text": TEXT_LENGTH}
+    lengths = {name: record[name]["length"] for name in names} | ({"text": TEXT_LENGTH} if texts else {})
     head = f'"provenance": {json.dumps(made, ensure_ascii=False)},\n"lengths": {json.dumps(lengths)}'
     write_text(path, f'{{{head},\n"problems": {{\n' + ",\n".join(tasks) + "\n}}\n")
 
@@ -364,11 +396,15 @@ def write_problems(
 
 def model_card(checkpoint: Path, out: Path) -> str:
     """The card, from what the JSON files beside the weights say."""
-    config = parse_config(str(checkpoint / "config.json"), CONTEXT)
+    config = parse_config(str(checkpoint / "config.json"))
     with torch.device("meta"):
         parameters = sum(parameter.numel() for parameter in LLaDA(config).parameters())
+    trained, found = checkpoint / "loss.json", out / "evaluation.json"
+    lessons = read_json(trained, "training record") if trained.exists() else {}
+    evaluation = read_json(found, "evaluation") if found.exists() else {}
+    reads = not evaluation or "text_loss" in evaluation
     sections = [
-        f"""# LLaDA on books, code and made-up reasoning
+        f"""# LLaDA on {"books, code and " if reads else ""}made-up reasoning
 
 A masked diffusion language model ({parameters / 1e6:.1f} million parameters) in LLaDA's layout, with a context of
 {config.max_sequence_length} tokens. It exists to tell schedules apart: its tasks have levels, and at some of them full
@@ -381,32 +417,33 @@ inference is right 60 to 95 % of the time. Weights are the training's moving ave
 
 What it can be asked, with the right answers in 【 】 (what the model answered is in `samples.txt`):
 
-{examples()}
+{examples(levels(lessons.get("sizes")))}
 """
     ]
-    if (checkpoint / "loss.json").exists():
-        sections.append(training_section(read_json(checkpoint / "loss.json", "training record"), out, of="tokens"))
-    if (out / "evaluation.json").exists():
-        sections.append(evaluation_section(read_json(out / "evaluation.json", "evaluation")))
+    if lessons:
+        sections.append(training_section(lessons, out, of="tokens"))
+    if evaluation:
+        sections.append(evaluation_section(evaluation))
+    style = "the style of old books, of Python's standard library and of school problems, and "
     sections.append(
         f"""## Limits
 
-It knows the style of old books, of Python's standard library and of school problems, and the tasks above in these very
-words. It knows nothing about the world. Sequences are at most {config.max_sequence_length} tokens.
+It knows {style if reads else "nothing but "}the tasks above in these very words{LENGTHS_SEEN if not reads else ""}. It
+knows nothing about the world. Sequences are at most {config.max_sequence_length} tokens.
 
 ## Licence
 
-The weights: Apache-2.0. The model read books in the public domain (github.com/mlschmitt/classic-books-markdown), small
-functions of CPython's standard library (PSF licence), GSM8K's training problems (MIT licence) and problems that the
-training made up.
+The weights: Apache-2.0. {READ if reads else "The model it began with read books in the public domain. "}The training
+made its problems up.
 """
     )
     return "\n".join(sections)
 
 
-def examples() -> str:
-    """A problem of the easiest level of every task, with its right answer."""
-    posed = [next(problems(task, "card", held_out=True, size=kind.levels[0])) for task, kind in TASKS.items()]
+def examples(every: Mapping[str, tuple[tuple[int, ...], str]]) -> str:
+    """A problem of a middle level of every task, with its right answer."""
+    middle = {task: of[len(of) // 2] for task, (of, _) in every.items() if task != "needles"}
+    posed = [next(problems(task, "card", held_out=True, size=level)) for task, level in middle.items()]
     lines = [line for one in posed for line in f"{one.prompt}【{one.answer}】".splitlines()]
     return "\n".join(f"    {line}" for line in lines)
 
@@ -418,7 +455,11 @@ def evaluation_section(record: dict[str, Any]) -> str:
         "Problems": f"{record['problems']} of each level, none of them trained on",
         "Full inference": f"one token a step, the likeliest, blocks of {record['block_length']}, {record['precision']}",
         "Threshold": f"every token of the block above {record['threshold']}, at least one",
-        "Held-out books": f"{record['text_loss']:.3f} nats a token at most, on {record['text_rows']:,} rows",
+        **(
+            {"Held-out books": f"{record['text_loss']:.3f} nats a token at most, on {record['text_rows']:,} rows"}
+            if "text_loss" in record
+            else {}
+        ),
         "Device": made["hardware"],
         **versions(made),
     }
@@ -453,12 +494,24 @@ def main(
     batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens that are computed at once, about.")] = 262_144,
     seconds: Annotated[float | None, typer.Option(help="Begin no further level after so long.")] = None,
     precise: Annotated[bool, typer.Option(help="Compute in float32, not in bfloat16.")] = False,
+    sizes: Annotated[
+        list[str] | None, typer.Option("--task", help="Measure this task at other sizes than trained: reverse=8-20.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; the checkpoint's directory if not given.")] = None,
 ) -> None:
     """Measure what the LLaDA has learnt, on problems it has not seen."""
     dtype = torch.float32 if precise else torch.bfloat16
     result = evaluate(
-        checkpoint, data, count, torch.device(device), seed, batch_tokens, out or checkpoint, seconds, dtype
+        checkpoint,
+        data,
+        count,
+        torch.device(device),
+        seed,
+        batch_tokens,
+        out or checkpoint,
+        seconds,
+        dtype,
+        parse_sizes(sizes or []),
     )
     telling = [name for name, one in result["tasks"].items() if one["verdict"] == "can tell"]
     print(f"{len(telling)} of {len(result['tasks'])} levels can tell: {', '.join(telling)}; {result['seconds']} s")

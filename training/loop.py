@@ -31,6 +31,7 @@ Ema = Annotated[float, typer.Option(min=0, max=1, help="The decay of the weights
 Device = Annotated[str, typer.Option(help="Where to compute.")]
 Seed = Annotated[int, typer.Option(help="Of the weights and of everything drawn.")]
 Compile = Annotated[bool, typer.Option(help="Compile the network first.")]
+KeepEvery = Annotated[float | None, typer.Option(min=1, help="Save what there is every so many seconds, too.")]
 MaxSteps = Annotated[int | None, typer.Option(min=1, help="Stop after so many steps, if sooner.")]
 
 WARM_UP = 0.02  # of the budget
@@ -53,6 +54,7 @@ class Settings:
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.02
     early: float | None = None  # share of the budget after which the averaged weights are kept, too
+    keep_every: float | None = None  # seconds after which what there is is saved, again and again
 
 
 @dataclass
@@ -88,12 +90,16 @@ def rate_at(done: float) -> float:
 
 
 def train(
-    network: nn.Module, loss_of: Callable[[Any], Tensor], settings: Settings, optimizer: Any | None = None
+    network: nn.Module,
+    loss_of: Callable[[Any], Tensor],
+    settings: Settings,
+    optimizer: Any | None = None,
+    keep: Callable[[Trained], None] | None = None,
 ) -> Trained:
     """Train `network` in place. `loss_of(forward)` draws a batch and gives its loss through `forward`.
 
     `forward` is the network, compiled if that works; what `loss_of` draws must lie on the network's device. Without an
-    `optimizer`, AdamW is used.
+    `optimizer`, AdamW is used. `keep` saves the averaged weights every `settings.keep_every` seconds.
     """
     torch.set_float32_matmul_precision("high")
     network.train()
@@ -117,7 +123,7 @@ def train(
     print(f"ready after {time.perf_counter() - start:.0f} s{', compiled' if compiled else ''}", flush=True)
 
     result = Trained(network.state_dict(), compiled=compiled)
-    total, counted, printed = torch.zeros((), device=device), 0, 0.0
+    total, counted, printed, kept = torch.zeros((), device=device), 0, 0.0, 0.0
     good_steps, good_state = 0, result.state  # the last averaged weights that were known to be good
     start = time.perf_counter()
 
@@ -125,7 +131,7 @@ def train(
         return {**network.state_dict(), **dict(zip(learned, average, strict=True))}
 
     def read() -> None:
-        nonlocal counted, printed, good_steps, good_state
+        nonlocal counted, printed, kept, good_steps, good_state
         loss = total.item() / counted
         total.zero_()
         counted, result.seconds = 0, time.perf_counter() - start
@@ -139,6 +145,9 @@ def train(
             printed = result.seconds
             pace = result.steps / result.seconds
             print(f"step {result.steps:,}  {printed:.0f} s  loss {loss:.5f}  {pace:.1f} steps/s", flush=True)
+        if keep and settings.keep_every is not None and result.seconds - kept >= settings.keep_every:
+            kept = result.seconds
+            keep(replace(result, state=averaged(), interrupted=True))
 
     # A job that runs out of time is told so by SIGTERM: what it has is worth as much then as on Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -188,12 +188,15 @@ TASKS = {
 EASY = 1.5  # the larger, the more of the training's problems are small ones
 
 
-def problems(task: str, seed: object, held_out: bool, size: int | None = None) -> Iterator[Posed]:
-    """Problems without end, of one size, or of all that are trained, small ones more often."""
+def problems(
+    task: str, seed: object, held_out: bool, size: int | None = None, sizes: tuple[int, int] | None = None
+) -> Iterator[Posed]:
+    """Problems without end, of one size, or of all sizes from the least to the most, small ones more often."""
     chance = random.Random(f"{task} {seed} {held_out} {size}")
     kind = TASKS[task]
+    least, most = sizes or (kind.least, kind.most)
     while True:
-        drawn = kind.least + int((kind.most - kind.least + 1) * chance.random() ** EASY)
+        drawn = least + int((most - least + 1) * chance.random() ** EASY)
         posed = kind.pose(chance, drawn if size is None else size)
         if kept_from_training(posed.key) == held_out:
             yield posed

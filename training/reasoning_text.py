@@ -151,8 +151,11 @@ def task_samples() -> list[str]:
 
 
 def load(path: Path) -> Library:
+    """The file that `build` wrote; or a tokenizer.json, for made-up problems in its tokens and no text."""
     if not path.exists():
         raise UsageError(f"There is no {path}; make it with python -m training.reasoning_text (--help says how).")
+    if path.suffix == ".json":
+        return Library({}, {}, Tokenizer.from_file(str(path)))
     with np.load(path) as arrays:
         tokenizer = Tokenizer.from_str(arrays["tokenizer"].tobytes().decode())
         train, held_out = ({name: arrays[f"{part}_{name}"] for name in SOURCES} for part in ("train", "held_out"))

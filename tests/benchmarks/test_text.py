@@ -2,9 +2,13 @@
 
 from typing import Any
 
+import pytest
 import torch
 
-from benchmarks import text_8b, text_frontier
+import tenuto
+from benchmarks import text_8b, text_frontier, text_ways
+from tenuto.errors import UsageError
+from tenuto.models import load
 from tenuto.sampling.masked import MaskedSampling, write_tokens
 
 
@@ -54,6 +58,7 @@ def test_each_method_chooses_on_one_half_and_is_shown_on_the_other() -> None:
     assert chosen["rival"]["name"] == "lucky" and chosen["rival"]["difference"] == -0.5
     table = text_frontier.table(record)
     assert "| ours | careful | 50.0% | +0.0 (+0.0 to +0.0)" in table
+    assert "story 2 (50.0%, cannot tell: too hard)" in table
     assert "| ours: careful | 50.0% | 2.0× | 50.0%, 20.0, 20.0 |" in table
     gained, half = text_frontier.paired(record, "bold", "all")["story-2"]
     assert gained == -1 / 8 and 0.2 < half < 0.25
@@ -67,3 +72,41 @@ def test_levels_that_can_tell_are_chosen_of_every_task_first() -> None:
     tasks = {"a": one("a", 1, 0.99), "b": one("a", 2, 0.9), "c": one("a", 3, 0.78), "d": one("b", 1, 0.7)}
     assert text_frontier.telling({"tasks": tasks}) == [("a", 2), ("a", 3), ("b", 1)]
     assert text_frontier.telling({"tasks": {"a": tasks["a"]}}) == [("a", 1)]
+    assert text_frontier.named_levels(["sort-4", "code-1"]) == [("code", 1), ("sort", 4)]
+    for wrong in ("sort", "verbs-1", "sort-0"):
+        with pytest.raises(UsageError, match=f"{wrong} is no level"):
+            text_frontier.named_levels([wrong])
+
+
+def test_every_cache_and_every_order_of_layers_is_compared() -> None:
+    """Published caches with parallel decoding and alone, lifetimes by branch and by block, layers by five orders."""
+    every = text_ways.ways(load("tiny-llada"))
+    names = [f"{way.method}: {way.name}" for way in every]
+    assert len({way.name for way in every}) == len(every)  # by which the record knows them
+    for method in ("Fast-dLLM, dual cache", "Fast-dLLM, prefix cache", "dKV-Cache", "dLLM-Cache", "Elastic", "ours"):
+        assert any(name.startswith(method) and "parallel 0.9" in name for name in names)
+        assert any(name.startswith(method) and ", alone:" in name for name in names)
+    for budget in ("50%", "75%", "90%"):
+        for by in ("branch", "block"):
+            assert any(f"lifetimes by {by}, {budget}" in name for name in names)
+    for what in ("6 of 24 branches", "12 of 24 branches", "3 of 12 layers", "6 of 12 layers"):
+        assert sum(f"without {what}" in name for name in names) == 2 + text_ways.ORDERS
+
+
+def test_units_are_left_out_by_score_reversed_and_at_random() -> None:
+    found = text_ways.selections(tenuto.score("tiny-llada"))
+    low, high = found["6 of 24 branches of lowest score"], found["6 of 24 branches of highest score"]
+    assert len(low) == len(high) == 6 and not low & high
+    layers = found["3 of 12 layers of lowest score"]
+    assert len(layers) == 6 and len({name.rsplit(".", 1)[0] for name in layers}) == 3
+    assert len({held for name, held in found.items() if "6 of 24 branches of random" in name}) == text_ways.ORDERS
+
+
+def test_lifetimes_are_run_as_the_schedule_says() -> None:
+    model = load("tiny-llada")
+    scores = tenuto.score(model)
+    prompt = [2, 300, 301, 302]
+    for by in ("branch", "block"):
+        way = text_ways.by_lifetimes(scores, 0.5, by)
+        tokens, steps, work = way.write(model, [prompt], 16)
+        assert len(tokens[0]) == 16 and steps == [16.0] and 0.4 * 16 < work[0] < 0.6 * 16

@@ -138,7 +138,7 @@ def test_a_quality_that_was_missed_is_told_with_a_limit_and_without(parts):
         parts.holding.play(lambda: euler(model, start), made)
         return made.account
 
-    assert not held(None, 0.0).missed and held(5, 0.0).missed and held(None, 0.3).missed
+    assert not held(None, 0.0).missed and held(5, 0.0).missed and held(None, 10.0).missed
 
 
 @pytest.mark.parametrize(

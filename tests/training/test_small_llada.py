@@ -19,12 +19,13 @@ from tenuto.models.llada import LLaDA, LLaDAConfig
 from tenuto.sampling.masked import generate_tokens
 from training import evaluate_small_llada as evaluation
 from training import loop, reasoning_text, safe_code
+from training import reasoning_rows as rows
 from training import reasoning_tasks as tasks
 from training import train_small_llada as small
 from training.llada_text import BOS, BRACKETS, EOS, MASK
 
 CPU = torch.device("cpu")
-BLOCK = small.BLOCK
+BLOCK = rows.BLOCK
 VOCABULARY = 1100
 TINY = replace(
     small.SHIPPED,
@@ -36,7 +37,8 @@ TINY = replace(
     vocab_size=VOCABULARY,
     embedding_size=VOCABULARY,
 )
-SETTINGS = loop.Settings(seconds=60, batch=3 * small.SMALLEST_PART, compile=False, max_steps=1)
+LESSONS = rows.Lessons()
+SETTINGS = loop.Settings(seconds=60, batch=3 * LESSONS.smallest_part, compile=False, max_steps=1)
 
 
 def invented_book(seed: int) -> str:
@@ -209,31 +211,31 @@ def test_needles_are_in_the_text(library: reasoning_text.Library) -> None:
 
 
 def test_batches_are_whole_rows_of_every_length(library: reasoning_text.Library) -> None:
-    made = small.Posing(library, 120, 0).collect()
+    made = rows.Posing(library, 120, 0, LESSONS).collect()
     assert (np.diff(made.length) >= 0).all() and made.length[-1] <= reasoning_text.CONTEXT
-    stream = small.batches(library, made, small.SMALLEST_PART, 0, CPU)
+    stream = rows.batches(library, made, LESSONS.smallest_part, 0, CPU, LESSONS)
     seen = set()
     for parts in islice(stream, 6):
         for batch in parts:
-            assert batch.noisy.numel() == small.SMALLEST_PART
+            assert batch.noisy.numel() == LESSONS.smallest_part
             seen.add(batch.noisy.shape[1])
             hidden = batch.noisy != batch.clean
             assert (batch.noisy[hidden] == MASK).all() and (batch.clean[:, 0] == BOS).all() and not hidden[:, 0].any()
             assert hidden[batch.weight > 0].all()
-    assert seen == {length for lengths in small.LENGTHS for length in lengths}
+    assert seen == {length for lengths in rows.LENGTHS for length in lengths}
 
 
 def test_masks_look_as_they_do_when_blocks_are_written() -> None:
     tokens = torch.full((4000, 128), 9)
     start, end = torch.full((4000,), 20), torch.full((4000,), 90)
     tokens[:, 89:] = EOS
-    noisy, _, weight = small.masked(tokens, start, end, torch.Generator().manual_seed(0))
+    noisy, _, weight = rows.masked(tokens, start, end, torch.Generator().manual_seed(0))
     hidden = noisy == MASK
     assert 0.87 < (~hidden[:, :20].any(1)).float().mean() < 0.94  # the prompt is there
     blocks = {first: hidden[:, first + BLOCK :].all(1) & ~hidden[:, :first].any(1) for first in range(20, 90, BLOCK)}
     assert all(some.float().mean() > 0.07 for some in blocks.values())
     assert weight.sum() == pytest.approx(1, abs=0.15)
-    text = small.masked(tokens, start * 0, start * 0 + 128, torch.Generator().manual_seed(0))
+    text = rows.masked(tokens, start * 0, start * 0 + 128, torch.Generator().manual_seed(0))
     assert text.weight.sum() == pytest.approx(1, abs=0.1) and not (text.noisy[:, 0] == MASK).any()
 
 
@@ -242,7 +244,7 @@ def test_the_layers_as_trained_compute_what_the_network_computes(kv_heads: int) 
     network = LLaDA(replace(TINY, n_kv_heads=kv_heads))
     network.initialize_weights()
     tokens, weight = torch.randint(3, VOCABULARY, (3, 40)), torch.rand(3, 40)
-    batch = small.Batch(tokens, tokens.flip(1), weight)
+    batch = rows.Batch(tokens, tokens.flip(1), weight)
     losses = F.cross_entropy(network(tokens).flatten(0, 1), batch.clean.flatten(), reduction="none")
     torch.testing.assert_close(small.Layers(network, False).loss(batch), (losses * weight.flatten()).sum())
 
@@ -255,6 +257,38 @@ def test_training_goes_on_from_a_checkpoint(checkpoint: Path, library: reasoning
         assert torch.equal(value.bfloat16(), stored[name].bfloat16()), name
     small.save(tmp_path, again, TINY, still, library, start=checkpoint)
     assert json.loads((tmp_path / "loss.json").read_text())["before"]["steps"] == 1
+
+
+def test_chosen_tasks_alone_from_some_blocks_saved_on_the_way(checkpoint: Path, tmp_path: Path) -> None:
+    lessons = rows.Lessons(rows.parse_sizes(["sums=1-2", "sort=2-3"]), rows.parse_lengths("16,24/32"))
+    alone = reasoning_text.load(checkpoint / "tokenizer.json")
+    made = rows.Posing(alone, 40, 0, lessons).collect()
+    texts = [
+        alone.decode(made.tokens[at : at + size].tolist()) for at, size in zip(made.offset, made.length, strict=True)
+    ]
+    assert {text.split(":")[0] for text in texts} == {"add", "sort"}
+    assert max(len(number) for text in texts for number in re.findall(r"\d+", text.split("=")[0])) == 2
+    kept: list[loop.Trained] = []
+    settings = loop.Settings(60, 2 * lessons.smallest_part, compile=False, max_steps=2, keep_every=0.0)
+    config = replace(TINY, n_layers=1, max_sequence_length=64)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(loop, "READ_EVERY", 1)
+        trained = small.train_small(alone, config, settings, CPU, 40, checkpoint, lessons, [1], kept.append)
+    assert trained.steps == 2 and kept[0].interrupted and kept[0].steps == 1
+    before = load(checkpoint).network.state_dict()
+    begun = small.begun_with(before, [1])
+    mlp = "model.transformer.blocks.{}.ff_proj.weight"
+    assert torch.equal(begun[mlp.format(0)], before[mlp.format(1)]) and mlp.format(1) not in begun
+    small.save(tmp_path, trained, config, settings, alone, checkpoint, lessons)
+    assert json.loads((tmp_path / "loss.json").read_text())["sizes"] == {"sums": [1, 2], "sort": [2, 3]}
+    assert evaluation.levels({"sums": [1, 2]}) == {"sums": ((1, 2), "digits")}
+    for wrong in ("sums", "sums=3-1", "verbs=1-2"):
+        with pytest.raises(UsageError, match="sizes of a task"):
+            rows.parse_sizes([wrong])
+    with pytest.raises(UsageError, match="lengths of rows"):
+        rows.parse_lengths("24;32")
+    with pytest.raises(UsageError, match="no block 7"):
+        small.begun_with(before, [7])
 
 
 def test_a_batch_that_does_not_divide_is_refused(library: reasoning_text.Library) -> None:
@@ -323,7 +357,8 @@ def test_intervals_and_verdicts() -> None:
 def test_evaluation_writes_what_benchmarks_need(
     checkpoint: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "levels", lambda: {"sums": ((4,), "digits"), "needles": ((256,), "tokens")})
+    few = {"sums": ((4,), "digits"), "needles": ((256,), "tokens")}
+    monkeypatch.setattr(evaluation, "levels", lambda trained: dict(few))
     monkeypatch.setattr(evaluation, "STORED", 2)
     monkeypatch.setattr(evaluation, "TEXT_LENGTH", 32)
     monkeypatch.setattr(evaluation, "TEXT_ROWS", 2)
@@ -335,6 +370,10 @@ def test_evaluation_writes_what_benchmarks_need(
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "| sums | 4 digits | 16 |" in card and "PSF licence" in card
     assert "add: " in (tmp_path / "samples.txt").read_text(encoding="utf-8")
+    alone = evaluation.evaluate(checkpoint, checkpoint / "tokenizer.json", 2, CPU, 0, 4096, tmp_path)
+    assert set(alone["tasks"]) == {"sums-4"} and "text_loss" not in alone
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "# LLaDA on made-up reasoning" in card and "PSF licence" not in card
     late = evaluation.evaluate(checkpoint, data, 2, CPU, 0, 4096, tmp_path, seconds=0.0, dtype=torch.float32)
     assert not late["tasks"]
 

@@ -49,7 +49,7 @@ def placed(
     aims[0] = 0.0
     order, last = [], -1
     for number, aim in enumerate(aims):
-        nearest = int(np.abs(progress - aim).argmin())
+        nearest = int(np.abs(progress - aim).argmin()) if aim < 1 else steps - 1  # of the last level, the last step
         last = min(max(nearest, last + 1), steps - evaluations + number)  # two aims may fall on one step
         order.append(last)
     computed = np.zeros(steps, dtype=bool)

@@ -126,6 +126,48 @@ def test_a_lean_step_computes_what_was_written_and_the_masks_alone(network: LLaD
     assert float(lean.work) == pytest.approx(1 + (4 + 3 + 2 + 4 + 4 + 3 + 2) / total)
 
 
+@pytest.mark.parametrize("again", ["block", "everything"])
+def test_a_finished_block_is_computed_once_more(network: LLaDA, again: Any) -> None:
+    """Beside a loop in plain Python: one token an evaluation, and what the rule says where a block begins."""
+    prompt, length, block = PROMPTS[0], 8, 4
+    x, cached, work = prompt + [MASK] * length, Plainly(network), 0.0
+    written: list[int] = []
+    for step in range(length):
+        first = len(prompt) + step // block * block
+        masks = [place for place in range(first, first + block) if x[place] == MASK]
+        computed = written[-1:] + masks if len(masks) < block else written[-1:] + masks[: block - 1]
+        if step == 0 or (again == "everything" and step % block == 0):
+            computed = list(range(len(x)))
+        elif step % block == 0:
+            computed = list(range(first - block, first + block))
+        logits = cached(x, sorted(computed))
+        found = []
+        for place in set(masks) & set(computed):
+            likely = logits[place].softmax(-1)
+            logits[place][MASK] = -torch.inf
+            token = int(logits[place].argmax())
+            found.append((float(likely[token]), -place, token))
+        _, place, token = max(found)
+        x[-place] = token
+        written.append(-place)
+        work += len(computed) / len(x)
+    sampling = MaskedSampling(length, length, block, stop_at_eos=False)
+    done = rules.write(network, [prompt], sampling, rules.ours(10**6, lean=True, again=again))
+    assert done.tokens[0].tolist() == x[len(prompt) :] and float(done.work) == pytest.approx(work)
+
+
+def test_everything_is_computed_after_so_many_tokens(network: LLaDA) -> None:
+    sampling = MaskedSampling(8, 8, 4, stop_at_eos=False)  # one token an evaluation
+    found = rules.write(network, PROMPTS[:2], sampling, rules.ours(10**6, lean=True, after=2))
+    same = rules.write(network, PROMPTS[:2], sampling, rules.ours(2, lean=True))
+    assert torch.equal(found.tokens, same.tokens) and torch.equal(found.work, same.work)
+    # Where an evaluation writes several tokens, the two rules part.
+    sampling = MaskedSampling(8, 8, 4, stop_at_eos=False, parallel=0.05)
+    found = rules.write(network, PROMPTS[:1], sampling, rules.ours(10**6, lean=True, after=1))
+    every = rules.write(network, PROMPTS[:1], sampling, rules.Rule("", rules.everything))
+    assert torch.equal(found.tokens, every.tokens) and torch.equal(found.work, every.work)
+
+
 def test_the_window_slides_over_blocks(network: LLaDA) -> None:
     seen: list[Tensor] = []
     rule = rules.elastic(5)

@@ -12,11 +12,13 @@ elastic      Elastic-Cache's window (Nguyen-Tri et al.): the leftmost masks of t
              tokens just written. Its trigger, which looks at attention weights to recompute layers, is left out
 ours         tenuto.sampling.parallel: tokens just written, then the block's masks from left to right, at most as many
              in all as a block has (`lean`; otherwise filled up with other tokens of the block); everything at every
-             R-th evaluation
+             R-th evaluation. `again`: when a row begins its next block, the finished one, or everything, is computed
+             once more. `after`: everything is computed when a row has got so many tokens since the last time
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -46,6 +48,7 @@ class State:
     answer: Tensor  # everything behind the prompts
     block_length: int
     places: Tensor  # [N]
+    since: Tensor  # [B]: tokens written since everything was computed
 
     @property
     def block(self) -> Tensor:
@@ -113,8 +116,14 @@ def ours(
     name: str | None = None,
     window: int | None = None,
     lean: bool = False,
+    again: Literal["nothing", "block", "everything"] = "nothing",
+    after: int | None = None,
 ) -> Rule:
-    """window: instead of a block, the leftmost masks of the whole text, so many of them; lean: no other tokens"""
+    """window: instead of a block, the leftmost masks of the whole text, so many of them; lean: no other tokens
+
+    again   what is computed once more when a row begins its next block
+    after   tokens of a row, after which everything is computed, beside the period
+    """
 
     def inside(state: State) -> Tensor:
         return state.block if window is None else leftmost(state.masked, window)
@@ -130,7 +139,17 @@ def ours(
         rank = torch.where(state.stale, 0, rank)
         order = (rank * n + state.places).argsort(1)[:, : max(window or state.block_length, 2)]
         chosen = torch.zeros_like(state.masked).scatter_(1, order, True)
-        return chosen & (rank < 2) if lean else chosen
+        chosen = chosen & (rank < 2) if lean else chosen
+        if after is not None:
+            chosen = chosen | (state.since >= after)[:, None]
+        begins = (state.step == 0)[:, None]
+        if again == "everything":
+            return chosen | begins
+        if again == "block":  # and all masks of the block, for which there was less room
+            finished = state.answer & (state.places < state.first[:, None])
+            finished &= state.places >= state.first[:, None] - state.block_length
+            return chosen | (begins & (finished | candidates(state)))
+        return chosen
 
     return Rule(name or f"ours, everything every {period}", computed, candidates, held)
 
@@ -160,7 +179,9 @@ def write(
     nothing = torch.zeros_like(answer)
     real = canvas.real if canvas.real is not None else torch.ones_like(answer)
     first = torch.full((len(tokens),), width, device=device)
-    state = State(tokens, nothing, first, first * 0, 0, nothing, nothing, answer, sampling.block_length, places)
+    state = State(
+        tokens, nothing, first, first * 0, 0, nothing, nothing, answer, sampling.block_length, places, first * 0
+    )
     keys, read = Keys(), Likeliest(config.mask_token_id)
     holding, cache = Holding(rule.held), None if rule.begin is None else rule.begin()
     evaluations, work = torch.zeros_like(first), torch.zeros(len(tokens), device=device)
@@ -209,6 +230,7 @@ def write(
         # A row's repeated place would write over its first one, so the first one is written last.
         tokens.scatter_(1, asked[:, 1:], guesses[:, 1:]).scatter_(1, asked[:, :1], guesses[:, :1])
         state.stale = (state.stale & ~chosen) | now
+        state.since = torch.where((chosen | ~real).all(1), 0, state.since) + now.sum(1)
         state.step = state.step + 1
         state.evaluation += 1
     return Outcome(tokens[:, width:], evaluations, work)
