@@ -1,6 +1,6 @@
 """Writes results/search/signal.md from what `python -m benchmarks.search --signal` measured.
 
-    python -m benchmarks.signal_table
+python -m benchmarks.signal_table
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from tenuto.provenance import origin
 FOLDER = results_of("search").parent
 TEXT = """# What placing and predicting by noise level is worth
 
-dB of the default before → now, {samples} pictures each, for networks whose runs begin with signal. *To the full run*: N of
-50 steps evaluated, compared with all 50. *To the converged run*: N of 250 steps evaluated. The converged run is one of
+dB of the default before → now, {samples} pictures each, for networks whose runs begin with signal. *To the full run*:
+N of 50 steps evaluated, compared with all 50. *To the converged run*: N of 250 steps evaluated. The converged run is one of
 500 steps of which 64 are evaluated. tiny-sdxl chose the measure, together with the [model
 problem](../model_problem/model_problem.md); tiny-uvit had no part in it.
 
