@@ -15,8 +15,8 @@ FOLDER = results_of("search").parent
 TEXT = """# What placing and predicting by noise level is worth
 
 dB of the default before → now, {samples} pictures each, for networks whose runs begin with signal. *To the full run*:
-N of 50 steps evaluated, compared with all 50. *To the converged run*: N of 250 steps evaluated. The converged run is one of
-500 steps of which 64 are evaluated. tiny-sdxl chose the measure, together with the [model
+N of 50 steps evaluated, compared with all 50. *To the converged run*: N of 250 steps evaluated. The converged run is
+one of 500 steps of which 64 are evaluated. tiny-sdxl chose the measure, together with the [model
 problem](../model_problem/model_problem.md); tiny-uvit had no part in it.
 
 | network | guidance | evaluations | to the full run | to the converged run |
