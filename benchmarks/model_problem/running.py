@@ -1,6 +1,6 @@
 """Runs the engine, with diffusers' own schedulers, on the exact denoiser of a mixture."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -31,19 +31,11 @@ SCHEDULERS: Mapping[str, Callable[[], Any]] = {
 
 
 @torch.inference_mode()
-def drawn(
-    mixture: Mixture,
-    name: str,
-    steps: int,
-    evaluations: int | None = None,
-    ahead: bool = False,
-    computed: Sequence[bool] | None = None,
-) -> Tensor:
+def drawn(mixture: Mixture, name: str, steps: int, evaluations: int | None = None, ahead: bool = False) -> Tensor:
     """Samples of so many steps.
 
     evaluations  how many of the steps are evaluated; None: all, without Tenuto
     ahead        whether the first evaluation may ask about a later noise level
-    computed     the steps that are evaluated, instead of the default's
     """
     scheduler = SCHEDULERS[name]()
     scheduler.set_timesteps(steps)
@@ -60,7 +52,7 @@ def drawn(
     stepping, asked = None, 0
     if evaluations is not None:
         ahead = ahead and evaluations < MANY
-        chosen = placed(steps, evaluations, levels.log_snr, ahead).tolist() if computed is None else list(computed)
+        chosen = placed(steps, evaluations, levels.log_snr, ahead).tolist()
         asked = asked_ahead(chosen, levels.log_snr) if ahead else 0
         stepping = Stepping(scheduler, nature, chosen, 2, True, None, True, asked)
     for step, t in enumerate(scheduler.timesteps):
