@@ -157,7 +157,9 @@ def test_prompts_of_other_lengths_replay_the_same_graphs(directory):
     assert model.generate(["two"], budget=0.5, **OPTIONS) == first
 
 
-@pytest.mark.parametrize("options", [{}, {"every": 3}, {"budget": 0.25}, {"temperature": 0.7, "batch": 1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"every": 3}, {"every": "early"}, {"budget": 0.25}, {"temperature": 0.7, "batch": 1}]
+)
 def test_parallel_decoding_tells_what_each_evaluation_wrote(model, options):
     writing = model.stream(PROMPTS, parallel=0.15, stop_at_eos=False, **OPTIONS, **options)
     answers = [{}, {}]
