@@ -22,6 +22,7 @@ from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto.runtime.executor import Executor, Executors, Mode
 from tenuto.sampling.masked import Written, block_length_for, encoded, sampling_for, write_tokens
+from tenuto.sampling.prompts import check_context
 from tenuto.scheduling.rewrite import Every
 from tenuto.scheduling.schedule import Rows, Schedule
 
@@ -187,6 +188,8 @@ class LanguageModel:
         sampling = sampling_for(self.model, steps=steps, length=length, block_length=block_length, **options)
         if every is not None and not sampling.in_parallel:
             raise UsageError("`every` goes with parallel decoding (parallel=0.9); without it, give a budget.")
+        tokens = encoded(self.model, prompts, chat)
+        check_context(self.model.config, tokens, sampling)
         if sampling.in_parallel and (budget, speedup, every) != (None, None, None):
             schedule = self.schedule(steps, budget=budget, speedup=speedup, every=every, rows="block")
         elif budget is not None or speedup is not None:
@@ -197,7 +200,6 @@ class LanguageModel:
         network.fuse()
         executor = self._executors.get(schedule, self._mode, self._compiled)
         pad_to = PAD if executor.captures(self.model.device) else 1
-        tokens = encoded(self.model, prompts, chat)
         writing = write_tokens(executor, tokens, sampling=sampling, batch=batch, pad_to=pad_to)
 
         def finish(written: Tensor, seconds: float, taken: int) -> Texts:

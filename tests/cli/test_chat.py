@@ -80,6 +80,7 @@ def test_a_schedule_file_says_how_many_steps_and_blocks(directory: str, tmp_path
         (("tiny-dit",), "draws"),
         (("MODEL", "--budget", "0.5", "--speedup", "2"), "one of budget"),
         (("MODEL", "--length", "40"), "more than the"),
+        (("MODEL", "--length", "20000"), "more than the"),
         (("MODEL", "--parallel", "1.5"), "at most 1, not 1.5"),
         (("MODEL", "--parallel", "0.9", "--steps", "4"), "leave the steps out"),
         (("MODEL", "--every", "4", "--steps", "4"), "goes with parallel decoding"),

@@ -171,7 +171,9 @@ def test_generate_by_caption_and_by_prompt(tenuto: Run, tmp_path: Path) -> None:
         (("tiny-llada", "--prompt", "x", "--length", "7", "--steps", "9"), "9 steps"),
         (("tiny-llada", "--prompt", "x", "--parallel", "0"), "above 0 and is at most 1"),
         (("tiny-llada", "--prompt", "x", "--parallel", "0.9", "--steps", "8"), "leave the steps out"),
+        (("tiny-llada", "--prompt", "x", "--every", "early"), "--every goes with --parallel"),
         (("tiny-dit", "-o", "x", "--parallel", "0.9"), "--parallel has no effect"),
+        (("tiny-dit", "-o", "x", "--every", "early"), "--every has no effect"),
         (("tiny-llada", "--prompt", "half a \udce4 character"), "not valid Unicode"),
     ],
 )

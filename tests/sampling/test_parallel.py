@@ -14,6 +14,7 @@ from tenuto.models.dream import units as dream_units
 from tenuto.models.language import LanguageNetwork
 from tenuto.models.llada import LLaDA, units
 from tenuto.runtime.executor import Executor
+from tenuto.sampling import prompts
 from tenuto.sampling.guesses import Likeliest, accepted
 from tenuto.sampling.masked import MaskedSampling, generate_tokens, write_tokens
 from tenuto.sampling.prompts import memory_needed, refuse_if_too_large
@@ -357,6 +358,14 @@ def test_a_batch_that_does_not_fit_is_refused_with_what_it_needs() -> None:
     refuse_if_too_large(32, 768, needed, needed)
     with pytest.raises(UsageError, match="batch of 32 texts of 768 tokens needs about .* take a smaller batch"):
         refuse_if_too_large(32, 768, needed, needed - 1)
+
+
+def test_a_batch_must_fit_into_the_memory_of_the_host_too(network: LLaDA, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert prompts.free_memory(torch.device("meta")) is None
+    monkeypatch.setattr(prompts, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(network, "forward", None)  # nothing may be computed
+    with pytest.raises(UsageError, match="batch of 1 texts of 14 tokens needs about .* take a smaller batch"):
+        generate_tokens(network, [[2, 3]], steps=12, length=12, block_length=4, parallel=0.5)
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tenuto.cli.app import MOST, AsJson, Device, ModelName, Seed, app, real_text
+from tenuto.cli.app import MOST, AsJson, Device, ModelName, Seed, app, period, real_text
 
 if TYPE_CHECKING:
     from tenuto.models import Model
@@ -77,6 +77,15 @@ def generate(
         float | None,
         typer.Option(help="Text: write all tokens of at least this probability at once, for example 0.9."),
     ] = None,
+    every: Annotated[
+        Any,
+        typer.Option(
+            parser=period,
+            metavar="N|early",
+            help="Text, with --parallel: compute all positions at every N-th evaluation, else a block. early: at the "
+            "first four, then ever more rarely.",
+        ),
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="Text: 0, the default, takes the likeliest token.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Text: wrap prompts in the model's chat template.")] = False,
     seed: Seed = 0,
@@ -119,6 +128,7 @@ def generate(
         "length": length,
         "block-length": block_length,
         "parallel": parallel,
+        "every": every,
         "temperature": temperature,
         "chat": chat or None,
     }
@@ -137,6 +147,10 @@ def generate(
     if family.asks_for == "prompt":
         _refuse("a language model", model, **drawing, quality=quality, evaluations=evaluations)
         length = LENGTH if length is None else length
+        if every is not None:
+            if parallel is None or chosen is not None:
+                raise UsageError("--every goes with --parallel and without --schedule.")
+            chosen = record.schedule = deciding.schedule(loaded, length, every=every, rows="block")
         record.take(output, steps, length, **({} if parallel is None else {"parallel": parallel}))
         sampling = sampling_for(
             loaded,
