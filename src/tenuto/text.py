@@ -2,7 +2,7 @@
 
     import tenuto
     model = tenuto.text.load("tiny-llada")
-    texts = model.generate(["Tom has 12 apples and buys 7 more. How many apples? Answer:"], parallel=0.9, every="early")
+    texts = model.generate(["Tom has 12 apples and buys 7 more. How many apples? Answer:"], parallel=0.9)
     print(texts[0], texts.summary())
 
 LLaDA and Dream work in the same way. Schedules are made for the given number of steps. Executors are kept between
@@ -168,10 +168,11 @@ class LanguageModel:
 
         prompts       texts; or conversations, each a list of messages {"role": …, "content": …}
         budget        share of unit-steps to compute. Instead: `speedup`, how many times as fast as full inference, or a
-                      `schedule` that was made before. With none of the three, everything is computed
+                      `schedule` that was made before. With none of the three and one token a step, everything is
+                      computed
         every         instead, with `parallel` or `factor`: compute all positions at every N-th evaluation, and one
-                      block with a KV cache at the others. "early" is a good choice: all positions at the first four
-                      evaluations and at the powers of two
+                      block with a KV cache at the others. By default "early": all positions at the first four
+                      evaluations and at the powers of two. 1: all positions at every evaluation
         length        tokens to write
         steps         network evaluations. By default the schedule's, or one for each token
         block_length  tokens of a block, which is finished before the next one begins. By default the schedule's, or 32
@@ -186,6 +187,8 @@ class LanguageModel:
         if steps is None:
             steps = length if schedule is None else schedule.steps
         sampling = sampling_for(self.model, steps=steps, length=length, block_length=block_length, **options)
+        if sampling.in_parallel and (budget, speedup, schedule, every) == (None, None, None, None):
+            every = EVERY
         if every is not None and not sampling.in_parallel:
             raise UsageError("`every` goes with parallel decoding (parallel=0.9); without it, give a budget.")
         tokens = encoded(self.model, prompts, chat)
