@@ -6,8 +6,8 @@
 
 Only levels that can tell are used: full inference is right 60 to 95 % of the time (evaluation.json beside the weights).
 Work is counted in evaluation-equivalents: computed positions (and units), divided by all. Every method may choose its
-threshold and its period. The choice is made on one half of the problems, as the least work that loses at most one point
-against full inference; the table shows the other half.
+threshold and its period. The choice is made on the tasks that --choose names, as the least work that loses at most one
+point against full inference; the table shows the other tasks. Without --choose, both are halves of the problems.
 """
 
 import time
@@ -96,33 +96,54 @@ def named_levels(names: Sequence[str]) -> list[tuple[str, int]]:
     return sorted(found)
 
 
-def summary(record: dict[str, Any], half: int) -> dict[str, dict[str, Any]]:
-    """For each way, on one half (0 or 1) of the problems: accuracy, work and the difference from full inference."""
+Halves = dict[str, tuple[int, ...]]  # of each level's problems: the even ones (0), the odd ones (1), or both
+
+
+def halves(record: dict[str, Any]) -> tuple[Halves, Halves]:
+    """What is chosen on, and what is shown: different tasks; or, if none is named, different problems."""
+    names = [f"{task}-{level}" for task, level in record["levels"]]
+    chosen = [name for name in names if name.split("-")[0] in record.get("choosing", [])]
+    if not chosen or len(chosen) == len(names):
+        return dict.fromkeys(names, (0,)), dict.fromkeys(names, (1,))
+    return dict.fromkeys(chosen, (0, 1)), {name: (0, 1) for name in names if name not in chosen}
+
+
+def both(record: dict[str, Any]) -> Halves:
+    return {f"{task}-{level}": (0, 1) for task, level in record["levels"]}
+
+
+def summary(record: dict[str, Any], part: Halves) -> dict[str, dict[str, Any]]:
+    """For each way, on these problems: accuracy, work and the difference from full inference."""
     found = {}
     reference = record["ways"][full_name(record)]["levels"]
+
+    def good(one: dict[str, Any], level: str) -> list[int]:
+        return [int(bit) for half in part[level] for bit in one["right"][half::2]]
+
+    def mean(one: dict[str, Any], what: str, level: str) -> float:
+        return float(np.mean([one[what][half] for half in part[level]]))
+
     for name, way in record["ways"].items():
-        if set(way["levels"]) != set(reference):
+        if not set(part) <= set(way["levels"]):
             continue
-        pairs, work, base, evaluations = [], [], [], []
-        lost = {}
-        for level, one in way["levels"].items():
-            mine = [int(bit) for bit in one["right"]][half::2]
-            theirs = [int(bit) for bit in reference[level]["right"]][half::2]
+        pairs, right, fewer, lost = [], [], [], {}
+        for level in part:
+            one, other = way["levels"][level], reference[level]
+            mine, theirs = good(one, level), good(other, level)
             pairs += [a - b for a, b in zip(mine, theirs, strict=True)]
-            work.append(one["work"][half])
-            base.append(reference[level]["work"][half])
-            evaluations.append(one["evaluations"][half])
+            right += mine
+            fewer.append(mean(other, "work", level) / mean(one, "work", level))
             lost[level] = float(np.mean(mine) - np.mean(theirs))
         difference, spread = float(np.mean(pairs)), float(np.std(pairs)) / sqrt(len(pairs))
         found[name] = {
             "method": way["method"],
-            "accuracy": float(np.mean([int(bit) for one in way["levels"].values() for bit in one["right"][half::2]])),
+            "accuracy": float(np.mean(right)),
             "difference": difference,
             "interval": [difference - 1.96 * spread, difference + 1.96 * spread],
             "worst_level": min(lost.values()),
-            "work": float(np.mean(work)),
-            "evaluations": float(np.mean(evaluations)),
-            "fewer": float(np.mean(np.array(base) / np.array(work))),  # evaluation-equivalents, level by level
+            "work": float(np.mean([mean(way["levels"][level], "work", level) for level in part])),
+            "evaluations": float(np.mean([mean(way["levels"][level], "evaluations", level) for level in part])),
+            "fewer": float(np.mean(fewer)),  # evaluation-equivalents, level by level
         }
     return found
 
@@ -147,8 +168,8 @@ def full_name(record: dict[str, Any]) -> str:
 
 
 def choices(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """For each method, the way that does the least work on the first half without losing more than TOLERANCE."""
-    first, second = summary(record, 0), summary(record, 1)
+    """For each method, the way that does the least work where it is chosen without losing more than TOLERANCE."""
+    first, second = (summary(record, half) for half in halves(record))
     result = []
     for method in dict.fromkeys(way["method"] for way in record["ways"].values()):
         own = {name: one for name, one in first.items() if one["method"] == method}
@@ -158,6 +179,20 @@ def choices(record: dict[str, Any]) -> list[dict[str, Any]]:
         chosen = max(good, key=lambda name: good[name]["fewer"]) if good else max(own, key=lambda n: own[n]["accuracy"])
         result.append({"name": chosen, "kept": bool(good), **second[chosen]})
     return sorted(result, key=lambda one: (not one["kept"], -one["fewer"]))
+
+
+def split(record: dict[str, Any]) -> str:
+    """On what the ways were chosen, and what the figures are those of."""
+    chosen, shown = halves(record)
+    if set(chosen) == set(shown):
+        return (
+            "Every method's way was chosen on one half of the problems (the least work that loses at most one point); "
+            "the figures are those of the other half."
+        )
+    return (
+        f"Every method's way was chosen on {', '.join(chosen)} (the least work that loses at most one point); the "
+        f"figures are those of {', '.join(shown)}."
+    )
 
 
 def table(record: dict[str, Any]) -> str:
@@ -175,10 +210,8 @@ def table(record: dict[str, Any]) -> str:
         "\n\n".join(origin(made) for made in record.get("parts", [record["provenance"]])),
         "",
         f"Model: {record['parameters'] / 1e6:.1f} million parameters. Levels, and how often full inference is right: "
-        f"{levels}; {record['problems']} problems of each. Every method's way was chosen on one half of the problems "
-        "(the least work that loses at most one point); the figures are those of the other half. “Fewer” counts "
-        "evaluation-equivalents against full inference, level by level. Intervals are of the paired difference, at "
-        "95 %.",
+        f"{levels}; {record['problems']} problems of each. {split(record)} “Fewer” counts evaluation-equivalents "
+        "against full inference, level by level. Intervals are of the paired difference, at 95 %.",
         "",
         "| method | chosen | right | against full inference | worst level | evaluations | fewer |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -195,18 +228,16 @@ def table(record: dict[str, Any]) -> str:
     names = [f"{task}-{level}" for task, level in record["levels"]]
     lines += [
         "",
-        "## Every way, all problems of both halves",
+        "## Every way, all problems",
         "",
         "For each level: right, evaluations and evaluation-equivalents.",
         "",
         f"| way | right | fewer | {' | '.join(names)} |",
         f"| --- | --- | --- |{' --- |' * len(names)}",
     ]
-    halves = summary(record, 0), summary(record, 1)
-    for name in halves[0]:
-        accuracy, fewer = (sum(half[name][key] for half in halves) / 2 for key in ("accuracy", "fewer"))
+    for name, one in summary(record, both(record)).items():
         levels = " | ".join(level_of(record["ways"][name]["levels"][level]) for level in names)
-        lines.append(f"| {halves[0][name]['method']}: {name} | {accuracy:.1%} | {fewer:.1f}× | {levels} |")
+        lines.append(f"| {one['method']}: {name} | {one['accuracy']:.1%} | {one['fewer']:.1f}× | {levels} |")
     return "\n".join(lines) + "\n"
 
 
@@ -235,7 +266,7 @@ RECORD = fields(
         **{"provenance": shaped(ORIGIN), "parameters": whole_number(), "problems": whole_number()},
         **{"levels": shaped([in_order(text, number())]), "ways": shaped({str: WAY})},
     },
-    {"cannot_tell": shaped({str: str}), "parts": shaped([ORIGIN])},
+    {"cannot_tell": shaped({str: str}), "parts": shaped([ORIGIN]), "choosing": shaped([str])},
     others=True,
 )
 
@@ -255,7 +286,12 @@ def main(
     seconds: Annotated[float, typer.Option(help="Begin no further way after so long.")] = 120.0,
     seed: Annotated[int, typer.Option(help="Of the problems; the evaluation's were seed 0.")] = 1,
     precise: Annotated[bool, typer.Option(help="Compute in float32, not in bfloat16.")] = True,
-    only: Annotated[str | None, typer.Option(help="Only ways whose method and name contain this.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only ways whose method and name contain this; again for others.")
+    ] = None,
+    choose: Annotated[
+        list[str] | None, typer.Option(help="Choose every method's way on this task; again for others.")
+    ] = None,
     part: Annotated[int, typer.Option(min=0, help="Which part of the ways, counted from 0.")] = 0,
     parts: Annotated[int, typer.Option(min=1, help="Into how many parts the ways are divided.")] = 1,
     join: Annotated[list[Path] | None, typer.Option(help="Measure nothing; join what the parts wrote.")] = None,
@@ -279,6 +315,8 @@ def main(
         return
     if model is None:
         raise typer.BadParameter("Give --model, or --join.")
+    if unknown := [task for task in choose or [] if task not in TASKS]:
+        raise UsageError(f"{unknown[0]} is no task; the tasks are {', '.join(TASKS)}.")
     began = time.perf_counter()
     torch.set_float32_matmul_precision("high")
     dtype = torch.float32 if precise else torch.bfloat16
@@ -295,12 +333,13 @@ def main(
         "cannot_tell": {
             name: one["verdict"] for name, one in evaluation["tasks"].items() if one["verdict"] != "can tell"
         },
+        **({"choosing": choose} if choose else {}),
         "problems": count,
         "precision": str(dtype).removeprefix("torch."),
         "ways": {},
     }
     for way in ways(loaded)[part::parts]:
-        if only is not None and only not in f"{way.method}: {way.name}":
+        if only and not any(one in f"{way.method}: {way.name}" for one in only):
             continue
         if time.perf_counter() - began > seconds:
             print(f"not measured: {way.method}: {way.name}", flush=True)

@@ -10,10 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 import tenuto
 from tenuto.models import Model
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.masked import MaskedSampling, generate_tokens
+from tenuto.scheduling.rewrite import EARLY, full_steps
 from tenuto.scheduling.units import block_of
 from tenuto_lab.rivals.text import rules
 from tenuto_lab.scoring.scores import Granularity, Scores
@@ -93,10 +96,31 @@ def selections(scores: Scores) -> dict[str, frozenset[str]]:
     return found
 
 
+def early(evaluation: int) -> bool:
+    """The product's default: everything at the first four evaluations, and at the powers of two."""
+    return bool(full_steps(np.array(evaluation), EARLY))
+
+
+def doubling(evaluation: int) -> bool:
+    return evaluation & (evaluation - 1) == 0 or evaluation == 0
+
+
+def eight_first(evaluation: int) -> bool:
+    return evaluation < 8 or doubling(evaluation)
+
+
+RARELY = {  # full evaluations early and then ever more rarely, by what they are called
+    "everything at 0 to 4, 8, 16, …": early,
+    "everything at 0, 1, 2, 4, 8, …": doubling,
+    "everything at 0 to 8, 16, 32, …": eight_first,
+}
+
+
 def caches() -> dict[str, list[rules.Rule]]:
     """The caches of each method, the most promising setting first."""
     return {
         "ours": [
+            *(rules.ours(full, name=name, lean=True) for name, full in RARELY.items()),
             *(rules.ours(every, name=f"everything every {every}", lean=True) for every in (8, 16, 4, 2)),
             rules.ours(NEVER, name="everything once", lean=True),
         ],
@@ -106,6 +130,10 @@ def caches() -> dict[str, list[rules.Rule]]:
         "dLLM-Cache": [rules.dllm_cache(25, 4), rules.dllm_cache(25, 2)],
         "Elastic-Cache's window": [rules.elastic(32), rules.elastic(16)],
         "ours, sliding": [
+            *(
+                rules.ours(full, name=f"a sliding window of 32, {name}", window=32, lean=True)
+                for name, full in RARELY.items()
+            ),
             *(
                 rules.ours(every, name=f"a sliding window of {window}, everything {told}", window=window, lean=True)
                 for window, every, told in (
@@ -147,6 +175,7 @@ def ways(model: Model) -> list[Way]:
     return [
         by_rule(FULL, full),
         by_rule("parallel decoding alone", full, parallel=0.9),
+        by_rule("parallel decoding alone, in a window", rules.all_in_window(32), parallel=0.9),
         *each,
         *first,
         *lifetimes[:2],

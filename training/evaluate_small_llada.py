@@ -8,7 +8,6 @@ results/text_training has the figures of the models that were trained so far. Th
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from itertools import islice
 from math import sqrt
 from pathlib import Path
@@ -26,14 +25,13 @@ from tenuto.errors import UsageError
 from tenuto.files import read_json, write_json, write_text
 from tenuto.models.llada import LLaDA
 from tenuto.provenance import provenance
-from training.card import table, training_section, versions
 from training.evaluate_llada import text_loss, until_end
 from training.llada_text import BOS, EOS, MASK, Corpus, Problem
 from training.loop import default_device, run
 from training.reasoning_rows import parse_sizes
 from training.reasoning_tasks import TASKS, Posed, problems, right
 from training.reasoning_text import DEFAULT_PATH, NEEDLE_LEVELS, Library, load, needles, starts_of
-from training.train_llada import parse_config
+from training.small_llada_card import model_card
 
 BLOCK = 16  # tokens that are written before the next ones are begun
 THRESHOLD = 0.9  # confidence at which threshold decoding writes a token
@@ -44,13 +42,6 @@ PROMPT_LENGTH, TEXT_LENGTH, CONTINUATIONS = 64, 128, 6
 TEXT_ROWS = 128  # of held-out books, for the loss
 Z = 1.96  # of a 95 % interval
 STEPS = 8  # levels of a task whose sizes the training chose
-
-
-LENGTHS_SEEN = ", at the sizes in its training command"
-READ = (
-    "The model read books in the public domain (github.com/mlschmitt/classic-books-markdown), small functions of "
-    "CPython's standard library (PSF licence) and GSM8K's training problems (MIT licence). "
-)
 
 
 class Written(NamedTuple):
@@ -292,8 +283,8 @@ def evaluate(
     posed: dict[str, list[Question]] = {}
     shown = []
     lessons = read_json(checkpoint / "loss.json", "training record") if (checkpoint / "loss.json").exists() else {}
-    every = levels(lessons.get("sizes"))
-    every |= levels(sizes) if sizes else {}
+    trained = levels(lessons.get("sizes"))
+    every = trained | (levels(sizes) if sizes else {})
     if "books" not in library.held_out:
         every.pop("needles", None)  # which lie in books
     for task, level, unit in ladder(record, every):
@@ -349,7 +340,7 @@ def evaluate(
     write_json(out / "evaluation.json", result)
     write_problems(out / "problems.json", chosen(record), posed, texts, record, made)
     write_text(out / "samples.txt", "What the model wrote stands in 【 】.\n\n" + "\n".join(shown))
-    write_text(out / "README.md", model_card(checkpoint, out))
+    write_text(out / "README.md", model_card(checkpoint, out, trained))
     return result
 
 
@@ -388,100 +379,6 @@ def write_problems(
     lengths = {name: record[name]["length"] for name in names} | ({"text": TEXT_LENGTH} if texts else {})
     head = f'"provenance": {json.dumps(made, ensure_ascii=False)},\n"lengths": {json.dumps(lengths)}'
     write_text(path, f'{{{head},\n"problems": {{\n' + ",\n".join(tasks) + "\n}}\n")
-
-
-# The card
-
-
-def model_card(checkpoint: Path, out: Path) -> str:
-    """The card, from what the JSON files beside the weights say."""
-    config = parse_config(str(checkpoint / "config.json"))
-    with torch.device("meta"):
-        parameters = sum(parameter.numel() for parameter in LLaDA(config).parameters())
-    trained, found = checkpoint / "loss.json", out / "evaluation.json"
-    lessons = read_json(trained, "training record") if trained.exists() else {}
-    evaluation = read_json(found, "evaluation") if found.exists() else {}
-    reads = not evaluation or "text_loss" in evaluation
-    sections = [
-        f"""# LLaDA on {"books, code and " if reads else ""}made-up reasoning
-
-A masked diffusion language model ({parameters / 1e6:.1f} million parameters) in LLaDA's layout, with a context of
-{config.max_sequence_length} tokens. It exists to tell schedules apart: its tasks have levels, and at some of them full
-inference is right 60 to 95 % of the time. Weights are the training's moving average, stored in bfloat16;
-`tokenizer.json` is a byte-level BPE in which each digit and bracket is one token.
-
-| config.json | |
-|---|---|
-{table(asdict(config))}
-
-What it can be asked, with the right answers in 【 】 (what the model answered is in `samples.txt`):
-
-{examples(levels(lessons.get("sizes")))}
-"""
-    ]
-    if lessons:
-        sections.append(training_section(lessons, out, of="tokens"))
-    if evaluation:
-        sections.append(evaluation_section(evaluation))
-    style = "the style of old books, of Python's standard library and of school problems, and "
-    sections.append(
-        f"""## Limits
-
-It knows {style if reads else "nothing but "}the tasks above in these very words{LENGTHS_SEEN if not reads else ""}. It
-knows nothing about the world. Sequences are at most {config.max_sequence_length} tokens.
-
-## Licence
-
-The weights: Apache-2.0. {READ if reads else "The model it began with read books in the public domain. "}The training
-made its problems up.
-"""
-    )
-    return "\n".join(sections)
-
-
-def examples(every: Mapping[str, tuple[tuple[int, ...], str]]) -> str:
-    """A problem of a middle level of every task, with its right answer."""
-    middle = {task: of[len(of) // 2] for task, (of, _) in every.items() if task != "needles"}
-    posed = [next(problems(task, "card", held_out=True, size=level)) for task, level in middle.items()]
-    lines = [line for one in posed for line in f"{one.prompt}【{one.answer}】".splitlines()]
-    return "\n".join(f"    {line}" for line in lines)
-
-
-def evaluation_section(record: dict[str, Any]) -> str:
-    made = record["provenance"]
-    rows = {
-        "Command": f"`{made['command']}`",
-        "Problems": f"{record['problems']} of each level, none of them trained on",
-        "Full inference": f"one token a step, the likeliest, blocks of {record['block_length']}, {record['precision']}",
-        "Threshold": f"every token of the block above {record['threshold']}, at least one",
-        **(
-            {"Held-out books": f"{record['text_loss']:.3f} nats a token at most, on {record['text_rows']:,} rows"}
-            if "text_loss" in record
-            else {}
-        ),
-        "Device": made["hardware"],
-        **versions(made),
-    }
-    lines = []
-    for one in in_order(record["tasks"]).values():
-        full, fast = one["full"], one["threshold"]
-        low, high = full["interval"]
-        lines.append(
-            f"| {one['task']} | {one['level']} {one['unit']} | {one['length']} | **{full['accuracy']:.1%}** "
-            f"({low:.0%} to {high:.0%}) | {one['verdict']} | {fast['accuracy']:.1%} | "
-            f"{full['steps'] / fast['steps']:.1f}× | {fast['tokens_per_step']:.2f} | "
-            f"{one['above_threshold_per_step']:.1f} |"
-        )
-    return (
-        "## Evaluation\n\n"
-        "An answer is right when it is exactly the expected one and the text ends behind it; code is right when it "
-        "computes the same. Samples are in `samples.txt`; `problems.json` holds the problems of the levels that can "
-        f"tell, or of the nearest.\n\n| | |\n|---|---|\n{table(rows)}\n\n"
-        "| Task | Level | Tokens | Full inference (95 %) | Verdict | By threshold | Fewer steps | Tokens a step, up to "
-        "the end | Above the threshold, a full step |\n|---|---|---|---|---|---|---|---|---|\n"
-        + "\n".join(lines)
-        + "\n"
-    )
 
 
 def main(

@@ -26,6 +26,7 @@ LENGTHS = ((48, 64), (96, 128), (192, 256, 512, 1024))
 MOST_TEXT = 0.15  # of the rows of a part, where they are the longest
 SOURCE_SHARES = {"books": 0.7, "code": 0.2, "stories": 0.1}  # of the text rows
 NEEDLES = 0.25  # of the number of other problems: they are long
+MOST_OFTEN = 100.0  # as often as others, at most
 CHUNK = 2_000  # problems that one process makes at once
 BLOCK = 16
 LEAST, HEAVIEST = 1e-3, 10.0  # of t, and of 1/t; see training.train_llada
@@ -36,12 +37,13 @@ PADDING = 0.1  # what a token of padding counts, beside one of the answer
 
 @dataclass(frozen=True)
 class Lessons:
-    """What is trained: the least and the most size of each task, and how long the rows of each part may be."""
+    """What is trained: the least and the most size of each task, how often, and how long each part's rows may be."""
 
     sizes: Mapping[str, tuple[int, int]] = field(
         default_factory=lambda: {name: (task.least, task.most) for name, task in TASKS.items()}
     )
     lengths: tuple[tuple[int, ...], ...] = LENGTHS
+    shares: Mapping[str, float] = field(default_factory=dict)  # how often each task comes; 1 if not given
 
     @property
     def longest(self) -> int:
@@ -67,6 +69,22 @@ def parse_sizes(given: list[str]) -> dict[str, tuple[int, int]]:
             raise UsageError(f"{one} does not say sizes of a task; sums=1-4 does. The tasks are {', '.join(TASKS)}.")
         sizes[task] = (int(least), int(most))
     return sizes
+
+
+def parse_shares(given: list[str]) -> dict[str, float]:
+    """["sums=2", "story=0.5"] -> {"sums": 2.0, "story": 0.5}"""
+    shares = {}
+    for one in given:
+        task, _, told = one.partition("=")
+        try:
+            shares[task] = float(told)
+        except ValueError:
+            shares[task] = 0.0
+        if task not in TASKS or not 0 < shares[task] <= MOST_OFTEN:
+            raise UsageError(
+                f"{one} does not say how often a task comes; sums=2 does. The tasks are {', '.join(TASKS)}."
+            )
+    return shares
 
 
 def parse_lengths(told: str) -> tuple[tuple[int, ...], ...]:
@@ -134,7 +152,7 @@ class Posing:
         _library = library
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each process has a core of its own
         self._longest = lessons.longest
-        counts = dict.fromkeys(lessons.sizes, count)
+        counts = {task: max(int(count * lessons.shares.get(task, 1.0)), 1) for task in lessons.sizes}
         if "books" in library.train:
             counts["needles"] = max(int(count * NEEDLES), 1)
         jobs = [(task, at, min(CHUNK, many - at)) for task, many in counts.items() for at in range(0, many, CHUNK)]

@@ -159,6 +159,30 @@ def story(chance: random.Random, size: int) -> Posed:
     return Posed(f"{' '.join(told)} {question} Answer:", answer, ", ".join(work))
 
 
+LINES = (
+    "{name} has {n} {things}.",
+    "{name} is {n} years old.",
+    "It is {n} days to the fair.",
+    "{name} finds {n} more.",
+)
+CODED = 8  # lines for one that tells a code; two tell one in any case
+
+
+def codes(chance: random.Random, size: int) -> Posed:
+    """A needle: two codes that are asked for, hidden among lines about other things; size: lines"""
+    words = chance.sample(WORDS, min(max(size // CODED, 2), len(WORDS)))
+    table = {word: f"{chance.randrange(1000):03}" for word in words}
+    lines = [f"The code of {word} is {code}." for word, code in table.items()]
+    while len(lines) < size:
+        filled = {"name": chance.choice(NAMES), "things": chance.choice(OBJECTS), "n": chance.randint(2, 99)}
+        lines.append(chance.choice(LINES).format(**filled))
+    chance.shuffle(lines)
+    first, second = chance.sample(words, 2)
+    question = f"What is the code of {first} and {second}? Answer:"
+    answer = f" {table[first]} {table[second]}"
+    return Posed(f"{' '.join(lines)} {question}", answer, f"{first} {second}{answer}")
+
+
 @dataclass(frozen=True)
 class Task:
     """A task, the sizes it is trained at, and those that it is measured at, from easy to hard."""
@@ -184,6 +208,7 @@ TASKS = {
     "code": Task(code, 1, (3, 5, 7, 9, 11, 13), "steps"),
     "lookup": Task(lookup, 2, (8, 13, 18, 23, 28, 33), "entries"),
     "story": Task(story, 1, (1, 2, 3, 4, 5, 6), "events"),
+    "codes": Task(codes, 2, (8, 16, 32, 48, 72, 96), "lines"),
 }
 EASY = 1.5  # the larger, the more of the training's problems are small ones
 

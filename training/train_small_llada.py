@@ -44,7 +44,7 @@ from training.loop import (
     train,
 )
 from training.muon import MuonAndAdam
-from training.reasoning_rows import LENGTHS, Batch, Lessons, Posing, batches, parse_lengths, parse_sizes
+from training.reasoning_rows import LENGTHS, Batch, Lessons, Posing, batches, parse_lengths, parse_shares, parse_sizes
 from training.reasoning_text import CONTEXT, DEFAULT_PATH, VOCABULARY, Library, load
 from training.recorded import Recorded
 from training.train_llada import parse_config, write_config
@@ -83,6 +83,14 @@ def project(
     count = q.shape[0] // heads.shape[-1], k.shape[0] // heads.shape[-1], v.shape[0] // heads.shape[-1]
     queries, keys, values = heads.split(count, dim=1)
     return rotate(queries, cosines, sines), rotate(keys, cosines, sines), values
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, shared: bool) -> Tensor:
+    """Attention, [B, heads, N, head width]. On a CPU the backward pass of torch's own kernel is slow for short rows."""
+    if q.device.type != "cpu" or shared:
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=shared)
+    scores: Tensor = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    return scores.softmax(-1) @ v
 
 
 def finish(
@@ -127,7 +135,7 @@ class Layers:
             layers = (block.q_proj.weight, block.k_proj.weight, block.v_proj.weight)
             asked = self.project(x, block.attn_norm.weight, *layers, cosines, sines, eps)
             q, k, v = (each.unflatten(0, (size, length)).transpose(1, 2) for each in asked)
-            found = F.scaled_dot_product_attention(q, k, v, enable_gqa=shared).transpose(1, 2)
+            found = attended(q, k, v, shared).transpose(1, 2)
             fed = (block.ff_proj.weight, block.up_proj.weight, block.ff_out.weight)
             found, does = found.reshape(len(x), -1), self.finish
             if block is last and x.device.type == "cpu":  # whose time goes by arithmetic: only what counts
@@ -252,16 +260,16 @@ def save(
     config: LLaDAConfig,
     settings: Settings,
     library: Library,
-    start: Path | None = None,
+    before: dict[str, Any] | None = None,
     lessons: Lessons | None = None,
 ) -> None:
-    before = None if start is None else read_json(start / "loss.json", "training record")
+    """before: the record of the training that this one went on from"""
     write_config(out, config)
     write_text(out / "tokenizer.json", library.tokenizer.to_str(pretty=True))
     save_weights(out, trained.state)
     data = [f"{len(tokens):,} tokens of {name}" for name, tokens in library.train.items()]
     posed = lessons or Lessons()
-    extra = {"sizes": dict(posed.sizes), "lengths": posed.lengths}
+    extra = {"sizes": dict(posed.sizes), "shares": dict(posed.shares), "lengths": posed.lengths}
     save_record(out, trained, settings, ", ".join([*data, "made-up problems"]), before, extra)
 
 
@@ -276,6 +284,9 @@ def main(
     layers: Annotated[str | None, typer.Option(help="Begin with these blocks of --start: 0,2,4,...")] = None,
     sizes: Annotated[
         list[str] | None, typer.Option("--task", help="Train this task at these sizes: sums=1-4. Again for each.")
+    ] = None,
+    shares: Annotated[
+        list[str] | None, typer.Option("--share", help="Make so many times as many problems of a task: sums=2.")
     ] = None,
     lengths: Annotated[
         str | None, typer.Option(help="Of the rows of each part of a batch: 24,32,48/64,96,128.")
@@ -294,6 +305,8 @@ def main(
     lessons = Lessons()
     if sizes:
         lessons = replace(lessons, sizes=parse_sizes(sizes))
+    if shares:
+        lessons = replace(lessons, shares=parse_shares(shares))
     if lengths is not None:
         lessons = replace(lessons, lengths=parse_lengths(lengths))
     llada = SHIPPED if config is None else parse_config(config, lessons.longest)
@@ -301,8 +314,11 @@ def main(
     library = load(data)
     settings = Settings(seconds, batch, lr, ema, seed, compile, max_steps, keep_every=keep_every)
 
+    # Read now: a training that goes on in its own folder overwrites the record.
+    before = None if start is None else read_json(start / "loss.json", "training record")
+
     def keep(trained: Trained) -> None:
-        save(out, trained, llada, settings, library, start, lessons)
+        save(out, trained, llada, settings, library, before, lessons)
 
     keep(train_small(library, llada, settings, torch.device(device), problems, start, lessons, blocks, keep))
 

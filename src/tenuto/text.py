@@ -2,7 +2,7 @@
 
     import tenuto
     model = tenuto.text.load("tiny-llada")
-    texts = model.generate(["Tom has 12 apples and buys 7 more. How many apples? Answer:"], parallel=0.9, every=16)
+    texts = model.generate(["Tom has 12 apples and buys 7 more. How many apples? Answer:"], parallel=0.9)
     print(texts[0], texts.summary())
 
 LLaDA and Dream work in the same way. Schedules are made for the given number of steps. Executors are kept between
@@ -22,12 +22,14 @@ from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto.runtime.executor import Executor, Executors, Mode
 from tenuto.sampling.masked import Written, block_length_for, encoded, sampling_for, write_tokens
+from tenuto.sampling.prompts import check_context
+from tenuto.scheduling.rewrite import Every
 from tenuto.scheduling.schedule import Rows, Schedule
 
 LENGTH = 64  # tokens to write
 BLOCK = 32  # tokens of a block, if a text has several blocks
 PARALLEL = 0.9  # the threshold of parallel decoding that costs no accuracy in published measurements
-EVERY = 16  # with parallel decoding: all positions are computed at every N-th evaluation
+EVERY: Every = "early"  # with parallel decoding: the evaluations at which all positions are computed
 PAD = 64  # if graphs are recorded, prompts are padded to a multiple of this
 
 
@@ -132,7 +134,7 @@ class LanguageModel:
         blocks: int = 1,
         budget: float | None = None,
         speedup: float | None = None,
-        every: int | None = None,
+        every: Every | None = None,
         rows: Rows | None = None,
     ) -> Schedule:
         """The schedule for these numbers of steps and blocks; made once and then cached."""
@@ -154,7 +156,7 @@ class LanguageModel:
         budget: float | None = None,
         speedup: float | None = None,
         schedule: Schedule | None = None,
-        every: int | None = None,
+        every: Every | None = None,
         length: int = LENGTH,
         steps: int | None = None,
         block_length: int | None = None,
@@ -166,9 +168,11 @@ class LanguageModel:
 
         prompts       texts; or conversations, each a list of messages {"role": …, "content": …}
         budget        share of unit-steps to compute. Instead: `speedup`, how many times as fast as full inference, or a
-                      `schedule` that was made before. With none of the three, everything is computed
+                      `schedule` that was made before. With none of the three and one token a step, everything is
+                      computed
         every         instead, with `parallel` or `factor`: compute all positions at every N-th evaluation, and one
-                      block with a KV cache at the others (16 is a good choice)
+                      block with a KV cache at the others. By default "early": all positions at the first four
+                      evaluations and at the powers of two. 1: all positions at every evaluation
         length        tokens to write
         steps         network evaluations. By default the schedule's, or one for each token
         block_length  tokens of a block, which is finished before the next one begins. By default the schedule's, or 32
@@ -183,8 +187,12 @@ class LanguageModel:
         if steps is None:
             steps = length if schedule is None else schedule.steps
         sampling = sampling_for(self.model, steps=steps, length=length, block_length=block_length, **options)
+        if sampling.in_parallel and (budget, speedup, schedule, every) == (None, None, None, None):
+            every = EVERY
         if every is not None and not sampling.in_parallel:
             raise UsageError("`every` goes with parallel decoding (parallel=0.9); without it, give a budget.")
+        tokens = encoded(self.model, prompts, chat)
+        check_context(self.model.config, tokens, sampling)
         if sampling.in_parallel and (budget, speedup, every) != (None, None, None):
             schedule = self.schedule(steps, budget=budget, speedup=speedup, every=every, rows="block")
         elif budget is not None or speedup is not None:
@@ -195,7 +203,6 @@ class LanguageModel:
         network.fuse()
         executor = self._executors.get(schedule, self._mode, self._compiled)
         pad_to = PAD if executor.captures(self.model.device) else 1
-        tokens = encoded(self.model, prompts, chat)
         writing = write_tokens(executor, tokens, sampling=sampling, batch=batch, pad_to=pad_to)
 
         def finish(written: Tensor, seconds: float, taken: int) -> Texts:

@@ -64,6 +64,29 @@ def test_each_method_chooses_on_one_half_and_is_shown_on_the_other() -> None:
     assert gained == -1 / 8 and 0.2 < half < 0.25
 
 
+def test_ways_are_chosen_on_some_tasks_and_shown_on_the_others() -> None:
+    def on(sort: str, story: str, work: float) -> dict[str, Any]:
+        taken = {"evaluations": [work, work], "work": [work, work]}
+        return {"sort-4": {"right": sort, **taken}, "story-2": {"right": story, **taken}}
+
+    record = {
+        "provenance": dict.fromkeys(("command", "commit", "torch", "hardware", "date"), "…"),
+        "parameters": 1e6,
+        "levels": [("sort", 4), ("story", 2)],
+        "choosing": ["sort"],
+        "problems": 4,
+        "ways": {
+            "all": {"method": text_frontier.FULL, "levels": on("1110", "1110", 16.0)},
+            "bold": {"method": "ours", "levels": on("1100", "1110", 2.0)},  # wrong where it is chosen
+            "careful": {"method": "ours", "levels": on("1110", "1000", 4.0)},
+        },
+    }
+    chosen = {one["method"]: one for one in text_frontier.choices(record)}["ours"]
+    assert chosen["name"] == "careful" and chosen["accuracy"] == 0.25 and chosen["worst_level"] == -0.5
+    assert "chosen on sort-4 (" in text_frontier.table(record)
+    assert "the figures are those of story-2." in text_frontier.table(record)
+
+
 def test_levels_that_can_tell_are_chosen_of_every_task_first() -> None:
     def one(task: str, level: int, accuracy: float) -> dict[str, Any]:
         able = "can tell" if 0.6 <= accuracy <= 0.95 else "cannot tell"
@@ -91,6 +114,15 @@ def test_every_cache_and_every_order_of_layers_is_compared() -> None:
             assert any(f"lifetimes by {by}, {budget}" in name for name in names)
     for what in ("6 of 24 branches", "12 of 24 branches", "3 of 12 layers", "6 of 12 layers"):
         assert sum(f"without {what}" in name for name in names) == 2 + text_ways.ORDERS
+
+
+def test_full_evaluations_come_early_and_then_ever_more_rarely() -> None:
+    found = {name: [step for step in range(40) if full(step)] for name, full in text_ways.RARELY.items()}
+    assert list(found.values()) == [
+        [0, 1, 2, 3, 4, 8, 16, 32],
+        [0, 1, 2, 4, 8, 16, 32],
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 16, 32],
+    ]
 
 
 def test_units_are_left_out_by_score_reversed_and_at_random() -> None:

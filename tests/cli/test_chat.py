@@ -38,10 +38,16 @@ def test_a_prompt_is_answered_and_timed(directory: str) -> None:
     result = chat(directory, "--prompt", "two and", *SIZES)
     assert result.exit_code == 0, result.output
     want = tenuto.text.load(directory).generate(
-        ["two and"], chat=True, parallel=0.9, every=16, length=8, block_length=4
+        ["two and"], chat=True, parallel=0.9, every="early", length=8, block_length=4
     )
     assert result.stdout.strip() == want[0].strip()
     assert "tokens/s" in result.stderr and "of a block, from the KV cache" in result.stderr
+    for every in ("early", "3"):
+        asked = chat(directory, "--prompt", "two and", *SIZES, "--every", every)
+        assert asked.exit_code == 0 and "from the KV cache" in asked.stderr
+    for wrong in ("late", "0", "-1", "1e22", "²", "2.5"):
+        refused = chat(directory, "--prompt", "two and", *SIZES, "--every", wrong)
+        assert refused.exit_code == 2 and "is no period" in refused.output
 
 
 def test_without_a_template_prompts_are_plain_text(plain: str) -> None:
@@ -53,7 +59,7 @@ def test_lines_of_a_pipe_are_answered_one_by_one(directory: str) -> None:
     result = chat(directory, *SIZES, typed="two\n\n/full\nfive\n/nothing\n/new\n/quit\nthree\n")
     assert result.exit_code == 0, result.output
     model = tenuto.text.load(directory)
-    first = model.generate(["two"], chat=True, parallel=0.9, every=16, length=8, block_length=4)[0]
+    first = model.generate(["two"], chat=True, parallel=0.9, every="early", length=8, block_length=4)[0]
     said = [("user", "two"), ("assistant", first), ("user", "five")]  # the talk goes on
     second = model.generate([[{"role": a, "content": b} for a, b in said]], length=8, block_length=4)[0]
     assert [line.strip() for line in result.stdout.splitlines()] == [first.strip(), second.strip()]
@@ -74,6 +80,7 @@ def test_a_schedule_file_says_how_many_steps_and_blocks(directory: str, tmp_path
         (("tiny-dit",), "draws"),
         (("MODEL", "--budget", "0.5", "--speedup", "2"), "one of budget"),
         (("MODEL", "--length", "40"), "more than the"),
+        (("MODEL", "--length", "20000"), "more than the"),
         (("MODEL", "--parallel", "1.5"), "at most 1, not 1.5"),
         (("MODEL", "--parallel", "0.9", "--steps", "4"), "leave the steps out"),
         (("MODEL", "--every", "4", "--steps", "4"), "goes with parallel decoding"),

@@ -160,6 +160,16 @@ def test_generate_by_caption_and_by_prompt(tenuto: Run, tmp_path: Path) -> None:
     assert json.loads(out)["texts"][0]["prompt"] == "close: ( ->"
 
 
+def test_parallel_decoding_computes_everything_early(tenuto: Run) -> None:
+    arguments = ("--prompt", "close: ( ->", "--length", 16, "--parallel", 1.0, "--json")
+    records = [json.loads(tenuto("generate", "tiny-llada", *arguments, *more)[1]) for more in ((), ("--every", 1))]
+    early, full = records
+    assert (early["every"], full["every"]) == ("early", 1)
+    taken = early["steps"]
+    assert 6 <= taken <= 16 and early["work"] == pytest.approx((5 + (taken > 8)) / taken)
+    assert full["work"] == 1 and early["flop_work"] is None  # a block's positions are computed in between
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -171,7 +181,9 @@ def test_generate_by_caption_and_by_prompt(tenuto: Run, tmp_path: Path) -> None:
         (("tiny-llada", "--prompt", "x", "--length", "7", "--steps", "9"), "9 steps"),
         (("tiny-llada", "--prompt", "x", "--parallel", "0"), "above 0 and is at most 1"),
         (("tiny-llada", "--prompt", "x", "--parallel", "0.9", "--steps", "8"), "leave the steps out"),
+        (("tiny-llada", "--prompt", "x", "--every", "early"), "--every goes with --parallel"),
         (("tiny-dit", "-o", "x", "--parallel", "0.9"), "--parallel has no effect"),
+        (("tiny-dit", "-o", "x", "--every", "early"), "--every has no effect"),
         (("tiny-llada", "--prompt", "half a \udce4 character"), "not valid Unicode"),
     ],
 )

@@ -14,11 +14,12 @@ from tenuto.models.dream import units as dream_units
 from tenuto.models.language import LanguageNetwork
 from tenuto.models.llada import LLaDA, units
 from tenuto.runtime.executor import Executor
+from tenuto.sampling import prompts
 from tenuto.sampling.guesses import Likeliest, accepted
 from tenuto.sampling.masked import MaskedSampling, generate_tokens, write_tokens
 from tenuto.sampling.prompts import memory_needed, refuse_if_too_large
 from tenuto.sampling.window import packing
-from tenuto.scheduling.rewrite import rewrite
+from tenuto.scheduling.rewrite import Every, rewrite
 from tenuto.scheduling.units import Unscored
 from tests.models.test_dream import TINY as DREAM
 from tests.models.test_llada import TINY, make_network
@@ -82,9 +83,10 @@ class Plainly:
 
 @torch.no_grad()
 def naive(
-    network: LanguageNetwork, prompt: list[int], sampling: MaskedSampling, seed: int, every: int | None = None
+    network: LanguageNetwork, prompt: list[int], sampling: MaskedSampling, seed: int, every: Every | None = None
 ) -> tuple[list[int], int]:
     """What is written and how many evaluations it takes. every: the period of full evaluations with a KV cache."""
+    full = {0, 1, 2, 3, 4, 8, 16, 32} if every == "early" else set(range(0, sampling.length, every or 1))
     generator = torch.Generator().manual_seed(seed)
     start, size, shift = len(prompt), sampling.block_length, network.shift
     x = list(prompt) + [MASK] * sampling.length
@@ -102,7 +104,7 @@ def naive(
         if sampling.sliding:
             inside = [i for i in range(start, len(x)) if x[i] == MASK][:size]
         at = list(range(len(x)))
-        if every is not None and evaluations % every:
+        if evaluations not in full:
             needed = [i - shift for i in inside if x[i] == MASK and i - shift not in stale]
             at = (sorted(stale) + needed)[: max(size, 2) + shift]
         stale -= set(at)
@@ -150,7 +152,7 @@ def naive(
     return written, evaluations
 
 
-def kept(network: LanguageNetwork, every: int, length: int) -> Executor:
+def kept(network: LanguageNetwork, every: Every, length: int) -> Executor:
     subject = DREAM_UNITS if isinstance(network, Dream) else LLADA_UNITS
     return Executor(network, rewrite(subject, length, every=every, rows="block"))
 
@@ -168,10 +170,10 @@ WAYS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("family", ["network", "dream"])
-@pytest.mark.parametrize("every", [None, 3, 12])
+@pytest.mark.parametrize("every", [None, 3, 12, "early"])
 @pytest.mark.parametrize(("rule", "way"), [*((RULES[0], way) for way in WAYS), *((rule, {}) for rule in RULES[1:])])
 def test_tokens_are_those_of_a_naive_loop(
-    family: str, every: int | None, way: dict[str, Any], rule: dict[str, Any], request: pytest.FixtureRequest
+    family: str, every: Every | None, way: dict[str, Any], rule: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
     network = request.getfixturevalue(family)
     sampling = MaskedSampling(steps=12, length=12, block_length=4, seed=11, **way, **rule)
@@ -356,6 +358,14 @@ def test_a_batch_that_does_not_fit_is_refused_with_what_it_needs() -> None:
     refuse_if_too_large(32, 768, needed, needed)
     with pytest.raises(UsageError, match="batch of 32 texts of 768 tokens needs about .* take a smaller batch"):
         refuse_if_too_large(32, 768, needed, needed - 1)
+
+
+def test_a_batch_must_fit_into_the_memory_of_the_host_too(network: LLaDA, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert prompts.free_memory(torch.device("meta")) is None
+    monkeypatch.setattr(prompts, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(network, "forward", None)  # nothing may be computed
+    with pytest.raises(UsageError, match="batch of 1 texts of 14 tokens needs about .* take a smaller batch"):
+        generate_tokens(network, [[2, 3]], steps=12, length=12, block_length=4, parallel=0.5)
 
 
 @pytest.mark.gpu

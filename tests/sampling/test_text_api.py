@@ -157,7 +157,9 @@ def test_prompts_of_other_lengths_replay_the_same_graphs(directory):
     assert model.generate(["two"], budget=0.5, **OPTIONS) == first
 
 
-@pytest.mark.parametrize("options", [{}, {"every": 3}, {"budget": 0.25}, {"temperature": 0.7, "batch": 1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"every": 3}, {"every": "early"}, {"budget": 0.25}, {"temperature": 0.7, "batch": 1}]
+)
 def test_parallel_decoding_tells_what_each_evaluation_wrote(model, options):
     writing = model.stream(PROMPTS, parallel=0.15, stop_at_eos=False, **OPTIONS, **options)
     answers = [{}, {}]
@@ -178,6 +180,11 @@ def test_with_parallel_decoding_the_summary_says_what_was_reused(model):
     texts = model.generate(PROMPTS, parallel=1.0, every=4, stop_at_eos=False, **OPTIONS)
     assert "8 evaluations, 2 of everything and 6 of a block, from the KV cache" in texts.summary()
     assert model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, **OPTIONS).steps == 8
+    by_default = model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, **OPTIONS)
+    assert "8 evaluations, 5 of everything and 3 of a block" in by_default.summary()
+    assert by_default == model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, every="early", **OPTIONS)
+    full = model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, every=1, **OPTIONS)
+    assert "everything computed" in full.summary()
     with pytest.raises(UsageError, match="goes with parallel decoding"):
         model.generate(PROMPTS, every=4, **OPTIONS)
     with pytest.raises(UsageError, match="leave the steps out"):

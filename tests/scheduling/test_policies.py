@@ -148,6 +148,16 @@ def test_text_in_blocks_is_refreshed_at_each_block_and_computed_within_it():
     assert rewrite(scored(*[1.0] * 6), 16, budget=0.125, blocks=2).active.sum(axis=1).tolist() == [2] * 6
 
 
+def test_early_text_is_refreshed_at_the_first_steps_and_at_the_powers_of_two():
+    schedule = rewrite(scored(*[1.0] * 6), 40, every="early", rows="block")
+    assert np.flatnonzero(schedule.full_steps).tolist() == [0, 1, 2, 3, 4, 8, 16, 32]
+    assert schedule.policy["every"] == "early" and schedule.keep == "keys"
+    in_blocks = rewrite(scored(1.0), 20, every="early", blocks=2)
+    assert np.flatnonzero(~in_blocks.full_steps).tolist() == [5, 6, 7, 9, 15, 16, 17, 19]
+    with pytest.raises(UsageError, match="a whole number or 'early', not 'late'"):
+        rewrite(scored(1.0), 20, every="late")
+
+
 def test_a_budget_of_text_is_kept_where_any_period_keeps_it():
     assert rewrite(scored(1.0), 64, budget=0.8, blocks=4).budget == 0.5  # computing everything would be nearer
     assert rewrite(scored(1.0), 64, budget=0.01, blocks=4).budget == 4 / 64  # as little as there can be

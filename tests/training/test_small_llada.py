@@ -113,6 +113,9 @@ def solved(task: str, prompt: str) -> str:
     if task == "lookup":
         entries, asked = told.split("; ")
         return "".join(f" {dict(entry.split() for entry in entries.split(', '))[word]}" for word in asked.split())
+    if task == "codes":
+        codes = dict(re.findall(r"The code of (\w+) is (\d{3})\.", prompt))
+        return "".join(f" {codes[word]}" for word in re.findall(r"of (\w+) and (\w+)\?", prompt)[0])
     if task == "hops":
         arrows, order = told.split("; ")
         leads, (count, word), answer = (
@@ -210,6 +213,14 @@ def test_needles_are_in_the_text(library: reasoning_text.Library) -> None:
 # Training
 
 
+def test_a_task_of_a_larger_share_has_more_problems(library: reasoning_text.Library) -> None:
+    sizes, lengths = rows.parse_sizes(["sums=2-2", "sort=2-2"]), rows.parse_lengths("24")
+    alone = library._replace(train={}, held_out={})
+    made = rows.Posing(alone, 20, 0, rows.Lessons(sizes, lengths, rows.parse_shares(["sums=3"]))).collect()
+    begin = [alone.decode(made.tokens[at : at + 8].tolist())[:3] for at in made.offset]
+    assert begin.count("add") == 60 and begin.count("sor") == 20
+
+
 def test_batches_are_whole_rows_of_every_length(library: reasoning_text.Library) -> None:
     made = rows.Posing(library, 120, 0, LESSONS).collect()
     assert (np.diff(made.length) >= 0).all() and made.length[-1] <= reasoning_text.CONTEXT
@@ -255,7 +266,8 @@ def test_training_goes_on_from_a_checkpoint(checkpoint: Path, library: reasoning
     stored = load(str(checkpoint)).network.state_dict()
     for name, value in again.state.items():
         assert torch.equal(value.bfloat16(), stored[name].bfloat16()), name
-    small.save(tmp_path, again, TINY, still, library, start=checkpoint)
+    before = json.loads((checkpoint / "loss.json").read_text())
+    small.save(tmp_path, again, TINY, still, library, before)
     assert json.loads((tmp_path / "loss.json").read_text())["before"]["steps"] == 1
 
 
@@ -279,12 +291,15 @@ def test_chosen_tasks_alone_from_some_blocks_saved_on_the_way(checkpoint: Path, 
     begun = small.begun_with(before, [1])
     mlp = "model.transformer.blocks.{}.ff_proj.weight"
     assert torch.equal(begun[mlp.format(0)], before[mlp.format(1)]) and mlp.format(1) not in begun
-    small.save(tmp_path, trained, config, settings, alone, checkpoint, lessons)
+    small.save(tmp_path, trained, config, settings, alone, None, lessons)
     assert json.loads((tmp_path / "loss.json").read_text())["sizes"] == {"sums": [1, 2], "sort": [2, 3]}
     assert evaluation.levels({"sums": [1, 2]}) == {"sums": ((1, 2), "digits")}
     for wrong in ("sums", "sums=3-1", "verbs=1-2"):
         with pytest.raises(UsageError, match="sizes of a task"):
             rows.parse_sizes([wrong])
+    for wrong in ("sums", "sums=0", "sums=x", "verbs=2"):
+        with pytest.raises(UsageError, match="how often a task comes"):
+            rows.parse_shares([wrong])
     with pytest.raises(UsageError, match="lengths of rows"):
         rows.parse_lengths("24;32")
     with pytest.raises(UsageError, match="no block 7"):

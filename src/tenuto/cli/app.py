@@ -71,6 +71,17 @@ def real_text(value: Any) -> Any:
     return value
 
 
+def period(told: Any) -> Any:
+    """A refresh period of text: a whole number, or `early`."""
+    from tenuto.scheduling.rewrite import EARLY
+
+    if told == EARLY or isinstance(told, int):
+        return told
+    if told.isdecimal() and told.isascii() and 1 <= len(told) <= 9 and int(told) >= 1:
+        return int(told)
+    raise typer.BadParameter(f"{told} is no period; give a whole number from 1 on, or {EARLY}.")
+
+
 MODEL = "A shipped model (see `tenuto models`), a checkpoint file, a checkpoint directory, or a hub id (owner/name)."
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tenuto.cli.app import MOST, Device, ModelName, Seed, app, real_text
+from tenuto.cli.app import MOST, Device, ModelName, Seed, app, period, real_text
 from tenuto.cli.console import clean, failure, out, say
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ COMMANDS = {
     "/new": "forget the conversation",
     "/quit": "end",
 }
+EVERY_HELP = (
+    "Compute all positions at every N-th evaluation; early: at the first four, then ever more rarely. Default: early."
+)
 
 
 @app.command(
@@ -38,7 +41,8 @@ def chat(
         typer.Option(help="Write all tokens of at least this probability at once. Default: 0.9, unless --steps."),
     ] = None,
     every: Annotated[
-        int | None, typer.Option(min=1, help="Compute all positions at every N-th evaluation. Default: 16.")
+        Any,
+        typer.Option(parser=period, metavar="N|early", help=EVERY_HELP),
     ] = None,
     budget: Annotated[float | None, typer.Option(help="Instead of --every: share of unit-steps to compute.")] = None,
     speedup: Annotated[
@@ -94,7 +98,7 @@ def chat(
 
 def fastest(
     parallel: float | None,
-    every: int | None,
+    every: Any,
     budget: float | None,
     speedup: float | None,
     schedule: "Schedule | None",

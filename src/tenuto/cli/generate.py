@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tenuto.cli.app import MOST, AsJson, Device, ModelName, Seed, app, real_text
+from tenuto.cli.app import MOST, AsJson, Device, ModelName, Seed, app, period, real_text
 
 if TYPE_CHECKING:
     from tenuto.models import Model
@@ -77,6 +77,15 @@ def generate(
         float | None,
         typer.Option(help="Text: write all tokens of at least this probability at once, for example 0.9."),
     ] = None,
+    every: Annotated[
+        Any,
+        typer.Option(
+            parser=period,
+            metavar="N|early",
+            help="Text, with --parallel: compute all positions at every N-th evaluation, else a block. early, the "
+            "default: at the first four, then ever more rarely.",
+        ),
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="Text: 0, the default, takes the likeliest token.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Text: wrap prompts in the model's chat template.")] = False,
     seed: Seed = 0,
@@ -108,6 +117,7 @@ def generate(
     from tenuto.sampling.masked import sampling_for
     from tenuto.sampling.pictures import Sampling, every_step
     from tenuto.scheduling.schedule import load_schedule
+    from tenuto.text import EVERY
 
     chosen, place = load_schedule(schedule) if schedule else None, check_device(device)
     if output is not None:
@@ -119,6 +129,7 @@ def generate(
         "length": length,
         "block-length": block_length,
         "parallel": parallel,
+        "every": every,
         "temperature": temperature,
         "chat": chat or None,
     }
@@ -137,7 +148,13 @@ def generate(
     if family.asks_for == "prompt":
         _refuse("a language model", model, **drawing, quality=quality, evaluations=evaluations)
         length = LENGTH if length is None else length
-        record.take(output, steps, length, **({} if parallel is None else {"parallel": parallel}))
+        if every is not None and (parallel is None or chosen is not None):
+            raise UsageError("--every goes with --parallel and without --schedule.")
+        if parallel is not None and chosen is None:
+            every = EVERY if every is None else every
+            chosen = record.schedule = deciding.schedule(loaded, length, every=every, rows="block")
+        told = {"parallel": parallel, "every": every}
+        record.take(output, steps, length, **{name: value for name, value in told.items() if value is not None})
         sampling = sampling_for(
             loaded,
             steps=record.steps,
@@ -190,17 +207,26 @@ class Record:
         self.facts |= facts
         self.started = time.perf_counter()
 
+    @property
+    def run(self) -> "Schedule | None":
+        """The schedule as far as it was run: parallel decoding may end before its last step."""
+        if self.schedule is None or self.steps >= self.schedule.steps:
+            return self.schedule
+        return self.schedule.part(0, self.steps)
+
     def write(self, **made: Any) -> dict[str, Any]:
         from tenuto.files import write_json
         from tenuto.provenance import provenance
 
         self.made |= made
+        run = self.run
         work = sum(count for count, _ in self.told) / (len(self.told) * self.steps) if self.told else 1.0
         facts = provenance(
             **self.facts,
             schedule=str(self.schedule_path) if self.schedule_path else None,
-            work=self.schedule.budget if self.schedule else work,
-            flop_work=self.schedule.flop_budget if self.schedule else work,
+            work=run.budget if run else work,
+            # Unknown for text: the positions of a block, which are computed in between, are not counted.
+            flop_work=work if run is None else run.flop_budget if run.rows == "none" else None,
             steps=self.steps,
             seconds=round(time.perf_counter() - self.started, 3),
             **self.made,
@@ -218,7 +244,7 @@ class Record:
         if self.as_json:
             print_json(facts)
         else:
-            work = "" if self.schedule is None else f", {share(self.schedule)}"
+            work = "" if self.run is None else f", {share(self.run)}"
             if self.told and self.schedule is None:
                 estimate = min((one for _, one in self.told if one is not None), default=None)
                 near = "" if estimate is None else f"; about {estimate:.0f} dB to the full run or nearer, estimated"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tenuto.cli.app import AsJson, app
+from tenuto.cli.app import AsJson, app, period
 
 if TYPE_CHECKING:
     from tenuto.models import Stored
@@ -37,7 +37,15 @@ def schedule(
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the schedule here.")] = None,
     as_json: AsJson = False,
-    every: Annotated[int | None, typer.Option(help="Refresh period in steps.", rich_help_panel=BY_HAND)] = None,
+    every: Annotated[
+        Any,
+        typer.Option(
+            parser=period,
+            metavar="N|early",
+            help="Refresh period in steps; text: or early.",
+            rich_help_panel=BY_HAND,
+        ),
+    ] = None,
     predict: Annotated[
         Predict | None, typer.Option(help="How kept values are predicted.", rich_help_panel=BY_HAND)
     ] = None,

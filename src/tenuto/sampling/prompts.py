@@ -1,6 +1,7 @@
 """Prompts as one batch of tokens, and what can be refused before anything is computed."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,18 +78,10 @@ def padded(prompts: Sequence[Sequence[int]], length: int, config: LanguageConfig
     return tokens, real
 
 
-def check_request(
-    config: LanguageConfig,
-    executor: Executor,
-    prompts: Sequence[Sequence[int]],
-    sampling: MaskedSampling,
-    batch: int,
-) -> None:
-    """Refuse, before anything is computed, what cannot be written."""
+def check_context(config: LanguageConfig, prompts: Sequence[Sequence[int]], sampling: MaskedSampling) -> None:
+    """Refuse prompts that the model cannot read, or that leave no room for what is to be written."""
     if not prompts:
         raise UsageError("No prompt was given.")
-    if batch < 1:
-        raise UsageError(f"A batch holds at least one prompt, not {batch}.")
     for prompt in prompts:
         if wrong := [token for token in prompt if not 0 <= token < config.embedding_size]:
             raise UsageError(f"The model knows the tokens 0 to {config.embedding_size - 1}, not {wrong[0]}.")
@@ -97,6 +90,19 @@ def check_request(
                 f"A prompt of {len(prompt)} tokens and {sampling.length} to write are more than the "
                 f"{config.max_sequence_length} the model was made for."
             )
+
+
+def check_request(
+    config: LanguageConfig,
+    executor: Executor,
+    prompts: Sequence[Sequence[int]],
+    sampling: MaskedSampling,
+    batch: int,
+) -> None:
+    """Refuse, before anything is computed, what cannot be written."""
+    if batch < 1:
+        raise UsageError(f"A batch holds at least one prompt, not {batch}.")
+    check_context(config, prompts, sampling)
     schedule = executor.schedule
     if schedule is None:
         return
@@ -117,13 +123,26 @@ def check_request(
 def check_memory(
     config: LanguageConfig, rows: int, width: int, sampling: MaskedSampling, device: torch.device, itemsize: int
 ) -> None:
-    """Refuse a batch whose keys, values and activations do not fit into the memory that a GPU has left."""
-    if device.type != "cuda":
-        return
-    needed = memory_needed(config, rows * (2 if sampling.guidance else 1), width, sampling.block_length, itemsize)
-    free = torch.cuda.mem_get_info(device)[0]
-    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    refuse_if_too_large(rows, width, needed, free)
+    """Refuse a batch whose keys, values and activations do not fit into the memory that the device has left."""
+    free = free_memory(device)
+    if free is not None:
+        needed = memory_needed(config, rows * (2 if sampling.guidance else 1), width, sampling.block_length, itemsize)
+        refuse_if_too_large(rows, width, needed, free)
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that a GPU has left, or the host if it is a Linux machine; None if this is not known."""
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if device.type != "cpu":
+        return None
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    told = dict(line.split(":", 1) for line in lines if ":" in line)
+    return 1024 * int(told["MemAvailable"].split()[0]) if "MemAvailable" in told else None
 
 
 def refuse_if_too_large(rows: int, width: int, needed: int, free: int) -> None:

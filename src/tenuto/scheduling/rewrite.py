@@ -1,5 +1,7 @@
 """For text: compute everything at some steps, and only the positions that matter at the others."""
 
+from typing import Literal
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,13 +12,16 @@ from tenuto.scheduling.schedule import Keep, Rows, Schedule
 from tenuto.scheduling.units import Subject
 
 WRITTEN = 4  # the default period if held units are computed at written positions only
+EARLY: Literal["early"] = "early"
+FIRST = 4  # steps that `early` computes in full before it doubles the distance
+Every = int | Literal["early"]
 
 
 def rewrite(
     subject: Subject,
     steps: int,
     *,
-    every: int | None = None,
+    every: Every | None = None,
     budget: float | None = None,
     blocks: int = 1,
     rows: Rows | None = None,
@@ -25,7 +30,8 @@ def rewrite(
     """For text: compute everything at some steps, and only the positions that matter at the others.
 
     every, budget  the refresh period within a block; or a budget, which is not exceeded if possible. Blocks leave few
-                   periods to choose from, and the nearest one might compute everything
+                   periods to choose from, and the nearest one might compute everything. `every="early"`: full steps are
+                   the first four, and then ever fewer, at the powers of two
     blocks         how many blocks the text is written in; each block begins with a full step
     rows           the positions that are computed at every step. By default, with several blocks: those of the block
                    that is being written. With one block: those written since the last full step
@@ -38,7 +44,9 @@ def rewrite(
     if every is not None and budget is not None:
         raise UsageError("Give the refresh period or a budget, not both: one follows from the other.")
     check_whole("The number of blocks", blocks)
-    if every is not None:
+    if every is not None and every != EARLY:
+        if isinstance(every, str):
+            raise UsageError(f"The refresh period is a whole number or {EARLY!r}, not {every!r}.")
         check_whole("The refresh period", every)
     if steps % blocks:
         raise UsageError(f"{steps} steps cannot be shared equally among {blocks} blocks.")
@@ -54,18 +62,30 @@ def rewrite(
         raise UsageError(f"The share of units to hold lies above 0 and is at most 1, not {held}.")
     chosen, length = middle(len(subject.units), held), steps // blocks
 
-    def pattern(period: int) -> NDArray[np.bool_]:
-        fresh = np.arange(steps) % length % period == 0
+    def pattern(period: Every) -> NDArray[np.bool_]:
+        fresh = full_steps(np.arange(steps) % length, period)
         return np.where(chosen[:, None], fresh[None], True)
 
     if every is None:
         shares = {period: float(pattern(period).mean()) for period in range(1, length + 1)}
         within = [period for period, share in shares.items() if share <= wanted + 1e-9]
-        every = min(within or shares, key=lambda period: (abs(shares[period] - wanted), period))
-    policy = {"name": "rewrite", "every": every, "held": held, "budget": budget}
+        nearest: int = min(within or shares, key=lambda period: (abs(shares[period] - wanted), period))
+        every = nearest
+    policy: dict[str, object] = {"name": "rewrite", "every": every, "held": held, "budget": budget}
     # If all units are held outside these positions, nothing changes there, and only the KV cache must be kept.
     keep: Keep = "keys" if rows in ("block", "generated") and chosen.all() else "update"
     return make(subject, pattern(every), "constant", keep, policy, rows=rows, blocks=blocks)
+
+
+def full_steps(step: NDArray[np.int_], every: Every) -> NDArray[np.bool_]:
+    """Which steps of a block, counted from 0, compute everything.
+
+    An answer changes most at its first steps: they write its first tokens, and decide where the others go. So `early`
+    computes everything at 0, 1, 2, 3, 4, 8, 16, 32, …
+    """
+    if every == EARLY:
+        return np.asarray((step < FIRST) | (step & (step - 1) == 0))
+    return np.asarray(step % every == 0)
 
 
 def middle(units: int, share: float) -> NDArray[np.bool_]:

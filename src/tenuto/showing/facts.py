@@ -69,12 +69,13 @@ def together(schedule: Schedule) -> bool:
 
 
 def _policy(schedule: Schedule) -> str:
-    said = [_parameter(key, value) for key, value in schedule.policy.items() if isinstance(value, int | float)]
+    told = {key: value for key, value in schedule.policy.items() if isinstance(value, int | float) or key == "every"}
+    said = [_parameter(key, value) for key, value in told.items() if value is not None]
     given = ", ".join(filter(None, said))
     return f"{schedule.policy.get('name', 'hand-made')}" + (f" ({given})" if given else "")
 
 
-def _parameter(name: str, value: float) -> str:
+def _parameter(name: str, value: float | str) -> str:
     if isinstance(value, bool):
         return name if value else ""
     return f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"

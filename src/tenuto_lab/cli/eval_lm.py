@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tenuto.cli.app import MOST, AsJson, Device, ModelName, Seed
+from tenuto.cli.app import MOST, AsJson, Device, ModelName, Seed, period
 from tenuto.cli.generate import Mode
 from tenuto_lab.cli.app import Dtype, evaluation, interval
 
@@ -40,8 +40,12 @@ def lm(
         float | None, typer.Option(help="Parallel decoding: write all tokens of a block that are so probable at once.")
     ] = None,
     every: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --parallel: compute everything every so many evaluations, else a block."),
+        Any,
+        typer.Option(
+            parser=period,
+            metavar="N|early",
+            help="With --parallel: compute everything every so many evaluations, else a block.",
+        ),
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Wrap prompts in the model's chat template.")] = False,
     draws: Annotated[int, typer.Option(min=1, max=MOST, help="Random draws for the estimate of a likelihood.")] = 128,

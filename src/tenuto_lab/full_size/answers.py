@@ -9,6 +9,7 @@ from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto.runtime.executor import Mode, executor_for
 from tenuto.sampling.masked import block_length_for, generate_tokens, sampling_for
+from tenuto.scheduling.rewrite import Every
 from tenuto.scheduling.schedule import Schedule
 
 LENGTH = 256  # tokens of an answer, as in LLaDA's evaluation
@@ -33,7 +34,7 @@ class Writer:
         steps: int | None = None,
         block_length: int | None = None,
         parallel: float | None = None,
-        every: int | None = None,
+        every: Every | None = None,
         chat: bool = False,
         batch: int = 16,
         mode: Mode = "auto",

@@ -20,6 +20,7 @@ from tenuto.errors import UsageError
 from tenuto.models import Model, load
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.masked import generate_tokens, sampling_for
+from tenuto.scheduling.rewrite import Every
 from tenuto.scheduling.schedule import Schedule, load_schedule
 from tenuto_lab.full_size.answers import LENGTH, Writer
 from tenuto_lab.full_size.jobs import Worker
@@ -39,7 +40,7 @@ class TenutoLM(LM):
         steps: int | None = None,
         block_length: int | None = None,
         parallel: float | None = None,
-        every: int | None = None,
+        every: Every | None = None,
         chat: bool = False,
         draws: int = DRAWS,
         greedy: bool = True,

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.text_ways import early
 from tenuto.models.llada import LLaDA, LLaDAConfig, units
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.masked import MaskedSampling, generate_tokens
@@ -107,14 +108,23 @@ def test_fast_dllms_own_loop_is_its_rule(network: LLaDA, both: bool) -> None:
 
 def test_our_rule_is_the_products(network: LLaDA) -> None:
     subject = Unscored("tiny", "llada", units(LONG))
-    for every, sliding in ((3, False), (12, False), (3, True), (12, True)):
+    ways: list[tuple[Any, bool]] = [(every, sliding) for every in (3, 12, "early") for sliding in (False, True)]
+    for every, sliding in ways:
         sampling = MaskedSampling(12, 12, 4, parallel=0.15, sliding=sliding)
         executor = Executor(network, rewrite(subject, 12, every=every, rows="block"))
         expected = generate_tokens(executor, PROMPTS, sampling=sampling)
-        found = rules.write(network, PROMPTS, sampling, rules.ours(every, window=4 if sliding else None, lean=True))
+        when = early if every == "early" else every
+        found = rules.write(network, PROMPTS, sampling, rules.ours(when, window=4 if sliding else None, lean=True))
         for one, other in zip(found.tokens.tolist(), expected.tolist(), strict=True):
             end = other.index(TINY.eos_token_id) if TINY.eos_token_id in other else 12
             assert one[:end] == other[:end]
+
+
+def test_full_inference_in_a_window_goes_on_behind_an_unfinished_block(network: LLaDA) -> None:
+    sampling = MaskedSampling(12, 12, 4, stop_at_eos=False, parallel=0.05)
+    block = rules.write(network, PROMPTS[:1], sampling, rules.Rule("full", rules.everything))
+    window = rules.write(network, PROMPTS[:1], sampling, rules.all_in_window(8))
+    assert int(window.evaluations) < int(block.evaluations) and float(window.work) == float(window.evaluations)
 
 
 def test_a_lean_step_computes_what_was_written_and_the_masks_alone(network: LLaDA) -> None:

@@ -12,8 +12,9 @@ elastic      Elastic-Cache's window (Nguyen-Tri et al.): the leftmost masks of t
              tokens just written. Its trigger, which looks at attention weights to recompute layers, is left out
 ours         tenuto.sampling.parallel: tokens just written, then the block's masks from left to right, at most as many
              in all as a block has (`lean`; otherwise filled up with other tokens of the block); everything at every
-             R-th evaluation. `again`: when a row begins its next block, the finished one, or everything, is computed
-             once more. `after`: everything is computed when a row has got so many tokens since the last time
+             R-th evaluation, or at those that a function names. `again`: when a row begins its next block, the
+             finished one, or everything, is computed once more. `after`: everything is computed when a row has got so
+             many tokens since the last time
 """
 
 from collections.abc import Callable, Sequence
@@ -71,6 +72,11 @@ def everything(state: State) -> Tensor:
     return torch.ones_like(state.masked)
 
 
+def all_in_window(window: int) -> Rule:
+    """Full inference that writes among the leftmost masks of the whole text instead of a block."""
+    return Rule(f"everything computed, a window of {window}", everything, lambda state: leftmost(state.masked, window))
+
+
 def fast_dllm(dual: bool) -> Rule:
     def computed(state: State) -> Tensor:
         later = state.block if dual else state.places >= state.first[:, None]
@@ -111,7 +117,7 @@ def elastic(window: int, period: int | None = None) -> Rule:
 
 
 def ours(
-    period: int,
+    period: int | Callable[[int], bool],
     held: frozenset[str] = frozenset(),
     name: str | None = None,
     window: int | None = None,
@@ -119,7 +125,10 @@ def ours(
     again: Literal["nothing", "block", "everything"] = "nothing",
     after: int | None = None,
 ) -> Rule:
-    """window: instead of a block, the leftmost masks of the whole text, so many of them; lean: no other tokens
+    """period: or a function that says whether an evaluation, counted from 0, computes everything
+
+    window  instead of a block, the leftmost masks of the whole text, so many of them
+    lean    no other tokens
 
     again   what is computed once more when a row begins its next block
     after   tokens of a row, after which everything is computed, beside the period
@@ -132,7 +141,8 @@ def ours(
         return state.masked & inside(state)
 
     def computed(state: State) -> Tensor:
-        if state.evaluation % period == 0:
+        now = period(state.evaluation) if callable(period) else state.evaluation % period == 0
+        if now:
             return torch.ones_like(state.masked)
         n, near = len(state.places), inside(state)
         rank = torch.where(near, torch.where(state.masked, 1, 2), torch.where(state.answer, 3, 4))
