@@ -169,8 +169,8 @@ class _WritingRun:
         def write() -> Tensor:
             return generate_tokens(writing, prompts, sampling=sampling, batch=len(prompts))
 
-        if seed == case.seeds[0] and case.model.device.type == "cuda":
-            write()  # warm-up: records the graphs
+        if seed == case.seeds[0] and (point.kind == "full" or case.model.device.type == "cuda"):
+            write()  # warm-up: records the graphs; and a process's first evaluations take longer
         tokens, seconds = timed(write, case.model.device)
         if point.kind == "full":
             self.full[seed], self.seconds[seed] = tokens, seconds
@@ -193,6 +193,7 @@ class _WritingRun:
             same_tokens=float((tokens == self.full[seed]).double().mean()),
             distinct=float(np.mean([distinct(row) for row in tokens.tolist()])),
             **{column: _right(case, answering, kind, seed) for column, kind in case.answered.items()},
+            task=case.answered.get("arithmetic"),
         )
         if case.judge is not None:
             written = torch.cat([torch.tensor(prompts), tokens], dim=1)

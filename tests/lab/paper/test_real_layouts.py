@@ -13,6 +13,7 @@ import tenuto
 from tenuto.errors import TenutoError, UsageError
 from tenuto.runtime.executor import Executor
 from tenuto_lab.cli import app
+from tenuto_lab.frontier.frontier_report import frontier_tables
 from tenuto_lab.paper import Lab, Protocol
 from tenuto_lab.paper import static_rankings as ranking
 from tests.helpers import layouts
@@ -147,6 +148,7 @@ def test_the_frontier_asks_a_llada_directory_problems_from_a_file(tmp_path: Path
     assert found.exit_code == 0, found.output
     rows = json.loads(found.stdout)["rows"]
     assert rows[0]["same_tokens"] == 1 and all(0 <= row["arithmetic"] <= 1 and "needle" not in row for row in rows)
+    assert "| gsm8k |" in frontier_tables(json.loads(found.stdout)), "the column bears the name of the task"
 
 
 def test_a_llada_directory_answers_problems_from_a_file(tmp_path: Path) -> None:
