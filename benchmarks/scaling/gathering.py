@@ -57,8 +57,8 @@ def _transferred(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Key, Inter
         if row["steps"] == STEPS and row.get("of_ours") in shares:
             for goal in GOALS:
                 if (who := _who(row["way"], goal, OURS, LONG)) is not None:
-                    near = Interval(*(row[f"{goal}_{end}"] for end in ("dB", "low", "high")), way=row["way"])
-                    yield (who, shares[row["of_ours"]], goal), near
+                    dB, low, high = (row[f"{goal}_{end}"] for end in ("dB", "low", "high"))
+                    yield (who, shares[row["of_ours"]], goal), Interval(dB, low, high, row["way"])
 
 
 def of_strong_rivals(record: Mapping[str, Any], sizes: Mapping[str, int]) -> Iterator[Case]:
@@ -82,8 +82,8 @@ def _beside_rivals(evaluations: Mapping[str, Any]) -> Iterator[tuple[Key, Interv
             for goal in GOALS:
                 who = _who(way, goal, f"Tenuto, {STEPS} steps", "Tenuto, ")
                 if who is not None:
-                    near = Interval(*(goals[goal][end] for end in ("psnr", "low", "high")), way=way)
-                    yield (who, share, goal), near
+                    dB, low, high = (goals[goal][end] for end in ("psnr", "low", "high"))
+                    yield (who, share, goal), Interval(dB, low, high, way)
 
 
 def of_scaling(record: Mapping[str, Any]) -> Iterator[Case]:
@@ -99,8 +99,8 @@ def _scaled(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Key, Interval]]
             ours = _who(row["way"], goal, ways.OURS, ways.MANY)
             who: Who | None = "solver" if row["way"] in (ways.SOLVER, ways.FEWER) else ours
             if who is not None and goal in row:
-                ends = (row[goal][end] for end in ("dB", "low", "high"))
-                yield (who, row["budget"], goal), Interval(*ends, way=row[goal]["setting"] or row["way"])
+                dB, low, high = (row[goal][end] for end in ("dB", "low", "high"))
+                yield (who, row["budget"], goal), Interval(dB, low, high, row[goal]["setting"] or row["way"])
 
 
 def _who(way: str, goal: Goal, within: str, longer: str) -> Who | None:

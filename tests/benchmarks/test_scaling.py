@@ -113,7 +113,8 @@ def measured(network: str, parameters: int, dB: float, solver: float, guidance: 
 
 def test_networks_of_several_sizes_are_counted_and_compared_with_size_once_each(tmp_path: Path) -> None:
     cases = [measured(f"n{i}", 10**i, 30 + i, 32.5) for i in range(5, 9)]
-    assert across.trend(cases, 0.25, "full", ahead=False) == (pytest.approx(1), pytest.approx(0, abs=1e-6), 4)
+    found = across.trend(cases, 0.25, "full", ahead=False)
+    assert found is not None and found.networks == 4 and found.rho == pytest.approx(1)
     twice = [*cases, measured("n5", 10**5, 99, 0, guidance=5.0)]
     assert across.trend(twice, 0.25, "full", ahead=False) == across.trend(cases, 0.25, "full", ahead=False)
     assert across.trend(cases[:3], 0.25, "full", ahead=True) is None, "three networks tell nothing"
