@@ -198,7 +198,9 @@ def running(smallest: Mapping[str, Any]) -> list[str]:
         "```",
         "",
         "These three commands were tested on small checkpoints with the same layouts "
-        "(`tests/lab/paper/test_real_layouts.py`), not on the published weights.",
+        "(`tests/lab/paper/test_real_layouts.py`), not on the published weights. `--problems` takes the files of "
+        "[`tenuto lab eval build`](evaluation.md#language); the metric that a file names judges the answers. Without "
+        "a metric, an answer must be the expected one, token by token. Prompts are used as they stand in the file.",
     ]
     return lines
 
