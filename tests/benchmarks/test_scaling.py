@@ -89,6 +89,10 @@ def test_every_way_has_a_row_and_the_tables_name_it(
     assert effects(cases[:2], OURS, 0.2, "full") is None
     draw(record, tmp_path / "scaling.png")
     assert (tmp_path / "scaling.png").stat().st_size > 0
+    alone = {"cases": {"one": one}}
+    assert "2 samples" in tables(alone) and "only if three networks or more are measured" in tables(alone)
+    draw(alone, tmp_path / "alone.png")
+    assert not (tmp_path / "alone.png").exists(), "one network shows no change"
 
 
 def test_the_best_setting_is_chosen_for_each_goal_by_itself() -> None:
