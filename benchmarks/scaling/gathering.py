@@ -89,7 +89,8 @@ def _beside_rivals(evaluations: Mapping[str, Any]) -> Iterator[tuple[Key, Interv
 def of_scaling(record: Mapping[str, Any]) -> Iterator[Case]:
     """The family of latent DiTs."""
     for found in record["cases"].values():
-        source = f"results/scaling, at {found['provenance']['commit']}"
+        few = ", few settings of each solver" if found.get("few_settings") else ""
+        source = f"results/scaling, at {found['provenance']['commit']}{few}"
         yield Case(found["network"], found["parameters"], found["guidance"], source, nearest(_scaled(found["rows"])))
 
 
