@@ -25,8 +25,10 @@ MEASURES = (
 
 
 def draw(record: Mapping[str, Any], path: Path) -> None:
-    """Nothing is drawn where there is nothing to draw, or no matplotlib."""
+    """Nothing is drawn of a single network, or without matplotlib."""
     cases = [case for case in record["cases"].values() if case["guidance"] == SHOWN]
+    if len({case["network"] for case in cases}) < 2:
+        return
     budgets = sorted({row["budget"] for case in cases for row in case["rows"]}, reverse=True)
     if not budgets:
         return

@@ -18,16 +18,26 @@ NOTATION = (
     "DEIS, orders 2 and 3, trained or Karras levels) and *best output predictor* (TaylorSeer, FoCa) are at their best "
     "setting with hindsight, for each goal by itself; the other ways have no setting.\n"
 )
+FEW = (
+    "Size and training can be told apart only if three networks or more are measured. What is known of networks of "
+    "other kinds: [networks of several sizes](across.md).\n"
+)
 
 
 def tables(record: Mapping[str, Any]) -> str:
     cases = list(record["cases"].values())
     parts = ["# Does it scale?\n", NOTATION, "## The networks\n", *_networks(cases), ""]
-    parts += ["## Change with size and with training\n", *_effects(cases)]
+    several = len({case["network"] for case in cases}) >= 3
+    parts += ["## Change with size and with training\n", *(_effects(cases) if several else [FEW])]
     for case in cases:
-        parts += [f"## {case['network']}, guidance {case['guidance']:g}\n", f"{origin(case['provenance'])}.\n"]
-        parts += [*_rows(case), ""]
+        parts += [f"## {case['network']}, guidance {case['guidance']:g}\n", _origin(case), *_rows(case), ""]
     return "\n".join(parts)
+
+
+def _origin(case: Mapping[str, Any]) -> str:
+    few = "; rivals with few settings" if case.get("few_settings") else ""
+    samples = f"; {case['near']} samples" if "near" in case else ""
+    return f"{origin(case['provenance'])}{samples}{few}.\n"
 
 
 def _networks(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:

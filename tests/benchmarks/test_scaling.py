@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.scaling import measuring
+from benchmarks.scaling import across, measuring
 from benchmarks.scaling.drawing import Network, Requests, opened
 from benchmarks.scaling.figure import draw
+from benchmarks.scaling.gathering import GOALS, SHARES, Case, Interval, of_transfer
 from benchmarks.scaling.measuring import Near, measure
 from benchmarks.scaling.report import effects, tables
 from benchmarks.scaling.ways import OURS, PREDICTOR, STEPS, WAYS, Way, _predicted, rivals
@@ -88,6 +89,10 @@ def test_every_way_has_a_row_and_the_tables_name_it(
     assert effects(cases[:2], OURS, 0.2, "full") is None
     draw(record, tmp_path / "scaling.png")
     assert (tmp_path / "scaling.png").stat().st_size > 0
+    alone = {"cases": {"one": one}}
+    assert "2 samples" in tables(alone) and "only if three networks or more are measured" in tables(alone)
+    draw(alone, tmp_path / "alone.png")
+    assert not (tmp_path / "alone.png").exists(), "one network shows no change"
 
 
 def test_the_best_setting_is_chosen_for_each_goal_by_itself() -> None:
@@ -98,3 +103,45 @@ def test_the_best_setting_is_chosen_for_each_goal_by_itself() -> None:
     row = near.row(PREDICTOR)
     assert (row["full"]["setting"], row["converged"]["setting"]) == ("a", "b")
     assert near.aimed(PREDICTOR).setting == "a"
+
+
+def measured(network: str, parameters: int, dB: float, solver: float, guidance: float | None = None) -> Case:
+    near = {
+        (who, share, goal): Interval(found, found - 1, found + 1, "UniPC 2")
+        for who, found in (("tenuto", dB), ("solver", solver))
+        for share in SHARES
+        for goal in GOALS
+    }
+    return Case(network, parameters, guidance, "a file", near)  # type: ignore[arg-type]
+
+
+def test_networks_of_several_sizes_are_counted_and_compared_with_size_once_each(tmp_path: Path) -> None:
+    cases = [measured(f"n{i}", 10**i, 30 + i, 32.5) for i in range(5, 9)]
+    found = across.trend(cases, 0.25, "full", ahead=False)
+    assert found is not None and found.networks == 4 and found.rho == pytest.approx(1)
+    twice = [*cases, measured("n5", 10**5, 99, 0, guidance=5.0)]
+    assert across.trend(twice, 0.25, "full", ahead=False) == across.trend(cases, 0.25, "full", ahead=False)
+    assert across.trend(cases[:3], 0.25, "full", ahead=True) is None, "three networks tell nothing"
+    said = across.page(cases)
+    assert "ahead of the best solver in 32 of 32" in said and "is no evidence that size does not matter" in said
+    across.draw(cases, tmp_path / "across.png")
+    assert (tmp_path / "across.png").stat().st_size > 1000
+
+
+def test_tenuto_may_hold_within_more_steps_only_towards_the_converged_run() -> None:
+    row = {"steps": 50, "of_ours": 12, "full_low": 0.0, "full_high": 99.0, "converged_low": 0.0, "converged_high": 99.0}
+    rows = [
+        {**row, "way": "tenuto", "full_dB": 50.0, "converged_dB": 40.0},
+        {**row, "way": "tenuto, many steps", "full_dB": 60.0, "converged_dB": 45.0},
+        {**row, "way": "UniPC 2", "full_dB": 30.0, "converged_dB": 42.0},
+        {**row, "way": "DEIS 2", "full_dB": 35.0, "converged_dB": 41.0},
+        {**row, "way": "tenuto", "of_ours": 25, "full_dB": 70.0, "converged_dB": 70.0},
+    ]
+    network = {"provenance": {"commit": "abc"}, "network": {"parameters": 7}, "rows": rows}
+    (case,) = of_transfer({"networks": {"faces": network}})
+    assert {key: (one.dB, one.way) for key, one in case.near.items()} == {
+        ("tenuto", 0.25, "full"): (50.0, "tenuto"),
+        ("tenuto", 0.25, "converged"): (45.0, "tenuto, many steps"),
+        ("solver", 0.25, "full"): (35.0, "DEIS 2"),
+        ("solver", 0.25, "converged"): (42.0, "UniPC 2"),
+    }

@@ -123,3 +123,12 @@ def test_a_picture_without_matplotlib_is_a_sentence(monkeypatch: pytest.MonkeyPa
 def test_marks_below_a_map_leave_room_for_each_other() -> None:
     assert _ticks(1) == [1] and _ticks(12) == [1, 12] and _ticks(50) == [1, 10, 20, 30, 40, 50]
     assert _ticks(1000) == [1, *range(100, 1000, 100), 1000]
+
+
+def test_words_stand_on_the_left_numbers_on_the_right_and_a_picture_with_its_table(tmp_path: Path) -> None:
+    picture = Image.new("RGB", (2, 2))
+    table = Table("Horizons", ["model", "quantity", "here"], [["tiny", "FID", "3"]], words=2, image=picture)
+    write_page(tmp_path / "p.html", title="t", lead="l", facts={}, tables=[table])
+    text = (tmp_path / "p.html").read_text(encoding="utf-8")
+    assert "<td>FID</td>" in text and '<td class="n">3</td>' in text
+    assert text.index("<h2>Horizons") < text.index("data:image/png") < text.index("<td>tiny")

@@ -22,6 +22,8 @@ class Table:
     rows: Sequence[Sequence[str]]
     text: str = ""
     prose: bool = False  # True: cells are words, so none is aligned to the right
+    words: int = 1  # so many columns on the left hold words; the others are aligned to the right
+    image: Image.Image | None = None  # stands between text and table
 
 
 def write_page(
@@ -66,6 +68,7 @@ def write_page(
         bars=bars,
         kinds=kinds,
         facts=list(facts.items()),
+        data_uri=_data_uri,
     )
     write_text(path, page)
 

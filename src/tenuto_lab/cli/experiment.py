@@ -210,6 +210,8 @@ def _check_steps(one: "Experiment", steps: int | None, models: list[str]) -> Non
             )
 
 
+# Of the columns of a table in the terminal. Together with the spaces between them: 99.
+WIDTHS = {"quantity": 32, "paper": 11, "here": 9, "95 % interval": 11, "holds": 8, "nearness": 9, "nearer": 7}
 STOPPED = 75  # the exit status of a run that stopped in time and wants to be resumed
 
 
@@ -359,12 +361,15 @@ def _tell(record: dict[str, Any]) -> None:
     out.print(f"[bold]{quoted(record['title'])}[/]  ({quoted(where_of(record))})")
     out.print(f"The paper: {record['claim']}", markup=False)
     out.print(f"Here: {verdict(record)}", markup=False)
-    table = Table(box=None, pad_edge=False)
-    for column in HEAD:  # long texts are folded, never cut: a table fits a terminal of 100 columns
-        right = column in ("paper", "here", "nearness")
-        table.add_column(
-            column, justify="right" if right else "left", overflow="fold", ratio=3 if column == "quantity" else None
-        )
-    for row in record["rows"]:
-        table.add_row(*map(quoted, cells(row)))
-    out.print(table)
+    for model in dict.fromkeys(row["model"] for row in record["rows"]):
+        out.print(f"\n[bold]{quoted(model)}[/]")
+        found = [cells(row)[1:] for row in record["rows"] if row["model"] == model]
+        used = [i for i in range(len(HEAD) - 1) if any(row[i] for row in found)]  # empty columns are left out
+        table = Table(box=None, pad_edge=False)
+        for i in used:  # long texts are folded, never cut: a table fits a terminal of 100 columns
+            column = HEAD[1:][i]
+            right = column in ("paper", "here", "nearness")
+            table.add_column(column, justify="right" if right else "left", overflow="fold", max_width=WIDTHS[column])
+        for row in found:
+            table.add_row(*(quoted(row[i]) for i in used))
+        out.print(table)

@@ -61,21 +61,19 @@ def _html(records: list[dict[str, Any]], folder: Path, path: Path, timed: list[d
 
     from tenuto.showing.page import Table, write_page
     from tenuto_lab.paper.abstract import HEAD as ABSTRACT
-    from tenuto_lab.paper.abstract import OLDER, TIMED, abstract_rows
-    from tenuto_lab.paper.experiment_report import HEAD, cells, verdict
-    from tenuto_lab.paper.results_page import BELOW, about_ladders, about_older, plain
+    from tenuto_lab.paper.abstract import abstract_rows
+    from tenuto_lab.paper.experiment_report import HEAD, cells, verdict, where_of
+    from tenuto_lab.paper.results_page import BELOW, about_ladders, about_older, plain, titled
 
-    notes = {"In other words": [BELOW], OLDER: about_older(records), TIMED: about_ladders(timed)}
-    words = [
-        Table(mark, (), (), plain(part).removeprefix(f"{mark} ")) for mark, parts in notes.items() for part in parts
-    ]
+    words = [Table("The words", (), (), plain(BELOW))]
+    words += [Table(title, (), (), text) for title, text in map(titled, [*about_older(records), *about_ladders(timed)])]
     claims = [[plain(cell) for cell in row] for row in abstract_rows(records, timed)]
-    tables, figures = [], []
+    tables = []
     for record in records:
         rows = [cells(row) for row in record["rows"]]
-        tables.append(Table(record["title"], HEAD, rows, f"The paper: {record['claim']} Here: {verdict(record)}"))
-        if record.get("figure"):
-            figures.append((record["title"], Image.open(folder / f"{record['name']}.png")))
+        image = Image.open(folder / f"{record['name']}.png") if record.get("figure") else None
+        said = f"The paper ({where_of(record)}): {record['claim']} Here: {verdict(record)}"
+        tables.append(Table(record["title"], HEAD, rows, said, words=2, image=image))
     made = [record["provenance"] for record in records]
     write_page(
         path,
@@ -83,6 +81,5 @@ def _html(records: list[dict[str, Any]], folder: Path, path: Path, timed: list[d
         lead="Every claim of the abstract of Spectral-Guided Diffusion, tried on small models of the same kinds.",
         facts={key: ", ".join(sorted({one[key] for one in made})) for key in ("commit", "torch", "hardware", "date")},
         opening=[Table("Does it hold?", ABSTRACT, claims, prose=True), *words],
-        drawings=figures,
         tables=tables,
     )

@@ -139,7 +139,8 @@ def _way_cells(points: Sequence[MeanPoint]) -> tuple[list[str], list[list[str]]]
     """Titles and rows; a column without any number is left out."""
     cells = [[cell(point) if needed in point else "" for _, needed, cell in COLUMNS] for point in points]
     used = [i for i in range(len(COLUMNS)) if any(row[i] for row in cells)]
-    return [COLUMNS[i][0] for i in used], [[row[i] for i in used] for row in cells]
+    titles = [points[0].get("task", title) if title == "arithmetic" else title for title, _, _ in COLUMNS]
+    return [titles[i] for i in used], [[row[i] for i in used] for row in cells]
 
 
 def _comparisons(found: Sequence[Mapping[str, Any]]) -> list[str]:

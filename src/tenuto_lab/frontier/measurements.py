@@ -56,7 +56,8 @@ class Measurement:
     same_tokens: float | None = None
     distinct: float | None = None  # share of distinct token pairs; repetitive text also has a high likelihood
     needle: float | None = None
-    arithmetic: float | None = None
+    arithmetic: float | None = None  # right answers to `task`
+    task: str | None = None  # the kind of problem; older files: arithmetic
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -64,7 +64,7 @@ class Points:
 
     def __iter__(self) -> Iterator[DrawingPoint]:
         """The full run first."""
-        yield self._scheduled("full", "full", everything(self.scores, self.steps), 1.0)
+        yield self._scheduled("full", "full", everything(self.scores, self.steps, keep="output"), 1.0)
         if self.ours_only:
             for budget in self.budgets:
                 yield next(self._ours(budget))
@@ -95,7 +95,7 @@ class Points:
 
     def _rivals(self, budget: float) -> Iterator[DrawingPoint]:
         every, fewer = period(budget), max(2, round(budget * self.steps))
-        full = everything(self.scores, fewer)
+        full = everything(self.scores, fewer, keep="output")
         solvers: tuple[Solver, ...] = ("ddim", "dpm++")
         for solver in solvers:
             yield self._scheduled(f"fewer steps, {solver}", "rival", full, budget, solver)
@@ -147,6 +147,10 @@ def plain_refresh(subject: Subject, steps: int, budget: float) -> Schedule:
     return refresh(subject, steps, every=period(budget), predict="linear", keep="branch")
 
 
-def everything(subject: Subject, steps: int) -> Schedule:
+def everything(subject: Subject, steps: int, keep: Keep = "update") -> Schedule:
+    """Every unit computed at every step.
+
+    keep  output: the network runs as it is. update: single units run one by one, as in schedules that hold some of them
+    """
     active = np.ones((len(subject.units), steps), dtype=bool)
-    return make(subject, active, "constant", "update", {"name": "everything"})
+    return make(subject, active, "constant", keep, {"name": "everything"})

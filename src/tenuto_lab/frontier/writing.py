@@ -169,8 +169,8 @@ class _WritingRun:
         def write() -> Tensor:
             return generate_tokens(writing, prompts, sampling=sampling, batch=len(prompts))
 
-        if seed == case.seeds[0] and case.model.device.type == "cuda":
-            write()  # warm-up: records the graphs
+        if seed == case.seeds[0] and (point.kind == "full" or case.model.device.type == "cuda"):
+            write()  # warm-up: records the graphs; and a process's first evaluations take longer
         tokens, seconds = timed(write, case.model.device)
         if point.kind == "full":
             self.full[seed], self.seconds[seed] = tokens, seconds
@@ -193,6 +193,7 @@ class _WritingRun:
             same_tokens=float((tokens == self.full[seed]).double().mean()),
             distinct=float(np.mean([distinct(row) for row in tokens.tolist()])),
             **{column: _right(case, answering, kind, seed) for column, kind in case.answered.items()},
+            task=case.answered.get("arithmetic"),
         )
         if case.judge is not None:
             written = torch.cat([torch.tensor(prompts), tokens], dim=1)
@@ -253,22 +254,29 @@ def distinct(tokens: list[int]) -> float:
 
 
 def _right(case: WritingCase, executor: Executor, kind: str, seed: int) -> float:
-    """The share of problems whose answer is exactly the expected one."""
+    """The share of problems that are answered rightly."""
     assert executor.schedule is not None
     length = case.answer_length
     sampling = sampling_for(case.model, steps=executor.schedule.steps, length=length, block_length=length)
     return float(np.mean(solved(executor, case.some(kind, seed), sampling, case.model.config.eos_token_id)))
 
 
-def solved(executor: Executor, posed: Sequence[Problem], sampling: MaskedSampling, end: int) -> list[bool]:
-    """For each problem: whether the answer is exactly the expected one and then ends."""
+def solved(executor: Executor, posed: Sequence[Problem], sampling: MaskedSampling, end: int) -> list[float]:
+    """For each problem, from 0 (wrong) to 1 (right), what its answer is worth."""
     written = generate_tokens(executor, [one["prompt"] for one in posed], sampling=sampling, batch=len(posed))
     return as_expected(written.tolist(), posed, end)
 
 
-def as_expected(written: Sequence[Sequence[int]], posed: Sequence[Problem], end: int) -> list[bool]:
-    answers = [[*one["answer"], end] for one in posed]
-    return [row[: len(answer)] == answer for row, answer in zip(written, answers, strict=True)]
+def as_expected(written: Sequence[Sequence[int]], posed: Sequence[Problem], end: int) -> list[float]:
+    """By the problem's own metric. Without one, an answer is right if it is exactly the expected one and then ends."""
+    return [_worth(list(row), one, end) for row, one in zip(written, posed, strict=True)]
+
+
+def _worth(row: list[int], problem: Problem, end: int) -> float:
+    if "metric" in problem:
+        return problem["metric"](row[: row.index(end)] if end in row else row)
+    answer = [*problem["answer"], end]
+    return float(row[: len(answer)] == answer)
 
 
 def share_of(problems: Sequence[Problem], seed: int, count: int) -> list[Problem]:

@@ -248,6 +248,7 @@ class PipelinePainter:
 
         from tenuto.models.diffusers.denoisers import denoiser_of
         from tenuto.pipelines.enable import accelerated
+        from tenuto_lab.networks.pipeline_texts import precision
         from tenuto_lab.seam.attachment import units_in
 
         if not order.captions:
@@ -255,9 +256,10 @@ class PipelinePainter:
         if order.vae or order.guided_channels:
             raise UsageError(f"{order.model} is a whole pipeline: its own VAE draws, and it guides all channels.")
         self.order = order
-        options = {} if order.torch_dtype is None else {"torch_dtype": order.torch_dtype}
         try:
-            self.pipe = DiffusionPipeline.from_pretrained(str(find(order.model)), **options).to(device)
+            self.pipe = DiffusionPipeline.from_pretrained(str(find(order.model)), **precision(order.torch_dtype)).to(
+                device
+            )
         except Exception as error:  # a damaged directory may raise any error
             raise CheckpointError(f"{order.model} is no pipeline that diffusers can load: {error}") from error
         if order.solver is not None:

@@ -7,7 +7,7 @@ distance, low, high = judge.distance(images).interval
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, NotRequired, Protocol, TypedDict
 
 import torch
 from safetensors import SafetensorError
@@ -247,6 +247,7 @@ def text_judge(device: str | torch.device) -> TextJudge | None:
 class Problem(TypedDict):
     prompt: list[int]  # begins with the start-of-text
     answer: list[int]  # without the end-of-text
+    metric: NotRequired[Callable[[list[int]], float]]  # of the tokens written; by default they must be the answer
 
 
 def problems(model_directory: Path) -> dict[str, list[Problem]]:

@@ -1,6 +1,7 @@
 """A pipeline directory's text encoders: what the UNet of SDXL or Stable Diffusion is told of captions."""
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,14 @@ from torch import Tensor
 from tenuto.errors import CheckpointError, UsageError, first_line
 
 
+def precision(dtype: torch.dtype | None) -> dict[str, torch.dtype]:
+    """The option of `from_pretrained` for a precision. Its name changed, and the older one warns."""
+    if dtype is None:
+        return {}
+    renamed = tuple(map(int, version("diffusers").split(".")[:2])) >= (0, 42)
+    return {"dtype" if renamed else "torch_dtype": dtype}
+
+
 class PipelineTexts:
     """Encodes captions as the pipeline does; each caption once."""
 
@@ -17,7 +26,7 @@ class PipelineTexts:
         from diffusers import DiffusionPipeline
 
         try:  # without the UNet, which is loaded already, and without the VAE, which is not needed here
-            pipe: Any = DiffusionPipeline.from_pretrained(str(directory), unet=None, torch_dtype=dtype)
+            pipe: Any = DiffusionPipeline.from_pretrained(str(directory), unet=None, **precision(dtype))
         except Exception as error:  # a damaged directory may raise any error
             raise CheckpointError(f"{directory} is no pipeline that diffusers can load: {first_line(error)}") from error
         if not hasattr(pipe, "encode_prompt"):

@@ -1,7 +1,7 @@
 """The abstract's claims, one by one, each with what was found here: for somebody who has read the abstract only.
 
-A claim about every model and every comparison holds if all comparisons hold. It does not hold if one of them surely
-does not. Otherwise it cannot be told here.
+A claim about every model and every comparison holds if all comparisons hold. It does not hold if one of them
+significantly does not. Otherwise it cannot be told here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tenuto_lab.paper import EXPERIMENTS, REFERENCE
-from tenuto_lab.paper.experiment_report import counts, number
+from tenuto_lab.paper.experiment_report import anchor, counts, number
 
 Row = Mapping[str, Any]
 Records = Sequence[Mapping[str, Any]]
 Ladders = Sequence[Mapping[str, Any]]
 OLDER, TIMED = "†", "‡"  # marks of verdicts that rest on older measurements, and on several runs of the ladder
+LADDERS = {"ladder": "../results/ladder/ladder.md", "modes": "../results/ladder/ladder_modes.md"}  # from the page
 HEAD = ("the abstract says", "the paper", "here", "verdict", "why")
 
 
@@ -63,7 +64,8 @@ def _too_easy(rows: Sequence[Row]) -> bool:
 
 
 def _why_lost(rows: Sequence[Row], others: Sequence[Row]) -> str:
-    told = [f"surely more is lost on {_names(worse)}" if (worse := _saying(rows, "no")) else "nowhere surely more"]
+    worse = _saying(rows, "no")
+    told = [f"significantly more is lost on {_names(worse)}" if worse else "nowhere significantly more"]
     return _sentence([*told, *(["the text tasks are too easy to tell"] if _too_easy(rows) else [])])
 
 
@@ -91,7 +93,12 @@ def _of_ladder(rows: Sequence[Row], others: Sequence[Row]) -> str:
 
 
 def _why_fast(rows: Sequence[Row], others: Sequence[Row]) -> str:
-    return _sentence([f"{row['model']} {number(row['measured'])}×" for row in rows])
+    """Which networks are as fast as the paper says, and which are not."""
+    told = []
+    for holds, word in (("yes", "at least as fast as claimed"), ("no", "slower than claimed")):
+        each = [f"{row['model']} {number(row['measured'])}× (paper {row['paper']}×)" for row in _saying(rows, holds)]
+        told += [f"{word}: {', '.join(each)}"] if each else []
+    return _sentence(told)
 
 
 def _complete(rows: Sequence[Row]) -> list[Row]:
@@ -118,14 +125,14 @@ def _why_bound(rows: Sequence[Row], others: Sequence[Row]) -> str:
 
 
 def _ordered(rows: Sequence[Row]) -> str:
-    surely, rest = _saying(rows, "yes"), [row for row in rows if row["holds"] != "yes"]
-    told = [f"it orders the units of {_names(surely)}"] if surely else []
+    ordered, rest = _saying(rows, "yes"), [row for row in rows if row["holds"] != "yes"]
+    told = [f"it orders the units of {_names(ordered)}"] if ordered else []
     return _sentence([*told, *([f"cannot tell on {_names(rest)}"] if rest else [])])
 
 
 CLAIMS = (
     AbstractClaim(
-        "Weights alone tell which branches need not be recomputed (τ = 1, untuned).",
+        "Weights alone identify branches that need not be recomputed (one setting, τ = 1, for all models).",
         "FID × 1.02 to 1.04; GSM8K −0.2 points",
         "operating-points",
         _beginning("τ = 1: FID", "τ = 1: arithmetic", "τ = 1: gsm8k"),
@@ -133,7 +140,7 @@ CLAIMS = (
         _why_lost,
     ),
     AbstractClaim(
-        "At equal work its order is better than random, depth, norm and stable-rank orders, on four models.",
+        "At equal work, the paper's order keeps more quality than random, depth, norm and stable-rank orders.",
         "better in 28 of 28 (Table 5)",
         "rankings",
         _beginning("SCR/Frobenius against"),
@@ -141,7 +148,7 @@ CLAIMS = (
         _why_compared,
     ),
     AbstractClaim(
-        "So it is in retrieval, reasoning, code, summaries and open-ended text.",
+        "The same holds in retrieval, reasoning, code, summaries and open-ended text.",
         "better in 14 of 14 (Table 6)",
         "language",
         _beginning("spectral against depth", "spectral against random"),
@@ -189,7 +196,7 @@ CLAIMS = (
         "freeze-error",
         _beginning("Spearman"),
         lambda rows, others: f"ρ = {_range(rows)}",
-        lambda rows, others: f"Rank correlation with the error of freezing one unit.{_surely_negative(rows)}",
+        lambda rows, others: f"Rank correlation with the error of freezing one unit.{_negative(rows)}",
     ),
     AbstractClaim(
         "The perturbation analysis motivates attention and MLP components.",
@@ -210,9 +217,9 @@ CLAIMS = (
 )
 
 
-def _surely_negative(rows: Sequence[Row]) -> str:
+def _negative(rows: Sequence[Row]) -> str:
     below = _saying(rows, "no")
-    return f" Surely below zero on {_names(below)}." if below else ""
+    return f" Significantly below zero on {_names(below)}." if below else ""
 
 
 def sources(records: Records, ladders: Ladders = ()) -> dict[str, Sequence[Row]]:
@@ -241,8 +248,17 @@ def abstract_rows(records: Records, ladders: Ladders = ()) -> list[tuple[str, ..
         tested = [row for row in others if claim.about(row)]
         mark = OLDER if claim.experiment in older else TIMED if claim.experiment in ("ladder", "modes") else ""
         word = f"**{verdict_of(tested)}**{mark and f' {mark}'}"
-        rows.append((claim.says, claim.paper, claim.here(tested, others), word, claim.why(tested, others)))
+        why = f"{claim.why(tested, others)} {_measured_in(claim, records)}".strip()
+        rows.append((claim.says, claim.paper, claim.here(tested, others), word, why))
     return rows
+
+
+def _measured_in(claim: AbstractClaim, records: Records) -> str:
+    """A link to what a verdict rests on."""
+    if claim.experiment in ("ladder", "modes"):
+        return f"See [results/ladder]({LADDERS[claim.experiment]})."
+    titles = [record["title"] for record in records if record["name"] == claim.experiment]
+    return f"See [{titles[0].rstrip('?')}](#{anchor(titles[0])})." if titles else ""
 
 
 def abstract_table(records: Records, ladders: Ladders = ()) -> list[str]:
@@ -331,5 +347,6 @@ def _timed(quantity: str, row: Row, fast: float, claimed: float) -> dict[str, An
         "quantity": quantity,
         "model": row["model"],
         "measured": fast,
+        "paper": claimed,
         "holds": "yes" if fast >= claimed else "no",
     }

@@ -8,6 +8,7 @@ from tenuto_lab.paper import EXPERIMENTS
 
 HEAD = ("model", "quantity", "paper", "here", "95 % interval", "holds", "nearness", "nearer")
 LEAST = 1e-10  # a smaller p says no more
+DEFAULT = "Tenuto's default"  # which holds the whole output, and neither blocks nor branches
 GRANULARITIES = {"block": "by blocks", "branch": "by branches"}
 
 
@@ -27,11 +28,9 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     """The cells of a row, in the order of HEAD."""
     measured = "not measured" if row["measured"] is None else number(row["measured"])
     counted, near = row.get("granularity"), row.get("nearness")
-    quantity = (
-        f"{row['quantity']} ({GRANULARITIES[counted]})"
-        if counted and " by b" not in row["quantity"]
-        else row["quantity"]
-    )
+    quantity = row["quantity"]
+    if counted and " by b" not in quantity and not quantity.startswith(DEFAULT):
+        quantity = f"{quantity} ({GRANULARITIES[counted]})"
     beside = ("", "") if near is None else (f"{number(near['measured'])} {near['unit']}", near["holds"] or "")
     paper = _papers(row)
     return row["model"], quantity, paper, measured, interval(row), row["holds"] or "", *beside
@@ -101,7 +100,7 @@ def counts(rows: Sequence[Mapping[str, Any]], nearness: bool = False) -> tuple[i
 def verdict(record: Mapping[str, Any]) -> str:
     """How often the paper's claim holds, by its own metric and by nearness, and the finding."""
     said, near = counts(record["rows"]), counts(record["rows"], nearness=True)
-    counted = "Nothing here can be held against the paper." if not sum(said) else f"{counted_words(said)}."
+    counted = "Nothing here can be compared with the paper." if not sum(said) else f"{counted_words(said)}."
     if sum(near):
         counted += f" By nearness to the full run: {counted_words(near)}."
     return f"{counted} {record['finding']}".strip()
@@ -112,3 +111,9 @@ def counted_words(said: tuple[int, int, int]) -> str:
     yes, no, unsure = said
     total = f"{sum(said)} comparison{'s' * (sum(said) != 1)}"
     return f"{yes} of {total} hold{'s' * (yes == 1)}, {no} do{'es' * (no == 1)} not, {unsure} cannot be told"
+
+
+def anchor(title: str) -> str:
+    """The name that a heading has in links to it."""
+    kept = "".join(c for c in title.lower() if c.isalnum() or c in " -")
+    return kept.replace(" ", "-")

@@ -7,7 +7,7 @@ from typing import Any
 
 from tenuto_lab.paper import EXPERIMENTS
 from tenuto_lab.paper.abstract import OLDER, SETTINGS, TIMED, Ladders, Records, abstract_table, models_table
-from tenuto_lab.paper.experiment_report import counts, rejudged, rests_on, table_rows, verdict, where_of
+from tenuto_lab.paper.experiment_report import anchor, counts, rejudged, rests_on, table_rows, verdict, where_of
 from tenuto_lab.paper.smallest import SIZE
 
 MOST = 24  # rows of a table on the page
@@ -23,8 +23,8 @@ kinds.
 
 BELOW = """
 *tiny-llada*, *tiny-dit*, *tiny-uvit* and *tiny-sdxl* stand for LLaDA-8B, DiT-XL/2, U-ViT-L and SDXL. *better* and
-*worse* count only differences that are surely not chance, by the paper's own metric. FID × 2 means twice full
-inference's FID.
+*worse* count only significant differences (95 %, corrected for the number of comparisons), by the paper's own metric.
+FID × 2 means twice full inference's FID. ρ is a rank correlation: 1 for equal orders, 0 for unrelated ones.
 """
 
 READING = """
@@ -181,7 +181,8 @@ def running(smallest: Mapping[str, Any]) -> list[str]:
         )
     if tried:
         made = next(iter(tried.values()))
-        lines.append(f"\n`{made['command']}` at {made['commit']}, {made['hardware']}, torch {made['torch']}.")
+        commits = " and ".join(dict.fromkeys(one["commit"] for one in tried.values()))
+        lines.append(f"\n`{made['command']}` at {commits}, {made['hardware']}, torch {made['torch']}.")
     lines += [
         "",
         "On your own checkpoint, in its published layout:",
@@ -197,7 +198,9 @@ def running(smallest: Mapping[str, Any]) -> list[str]:
         "```",
         "",
         "These three commands were tested on small checkpoints with the same layouts "
-        "(`tests/lab/paper/test_real_layouts.py`), not on the published weights.",
+        "(`tests/lab/paper/test_real_layouts.py`), not on the published weights. `--problems` takes the files of "
+        "[`tenuto lab eval build`](evaluation.md#language); the metric that a file names judges the answers. Without "
+        "a metric, an answer must be the expected one, token by token. Prompts are used as they stand in the file.",
     ]
     return lines
 
@@ -243,11 +246,13 @@ def in_line(title: str) -> str:
     return title if title.startswith("Lemma") else title[:1].lower() + title[1:]
 
 
-def anchor(title: str) -> str:
-    kept = "".join(c for c in title.lower() if c.isalnum() or c in " -")
-    return kept.replace(" ", "-")
-
-
 def plain(text: str) -> str:
     """A text without Markdown's marks and links."""
     return " ".join(re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text).replace("*", "").replace("`", "").split())
+
+
+def titled(note: str) -> tuple[str, str]:
+    """The title and the text of a note, which begins with its mark and with bold words."""
+    mark, bold, rest = note.split("**", 2)
+    text = rest if bold.endswith(".") else f"{bold} {rest}"
+    return f"{mark}{bold.rstrip('.')}", plain(text)

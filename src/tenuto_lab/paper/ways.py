@@ -110,7 +110,8 @@ def trial_name(
 ) -> str:
     """The name of a trial in the journal."""
     steps = steps or lab.steps or bench.steps
-    return f"{bench.model.name}, {steps} of {base or steps} steps, {solver}: {name}"
+    how = "" if bench.writes else f", {solver}"
+    return f"{bench.model.name}, {steps} of {base or steps} steps{how}: {name}"
 
 
 def told(trial: Trial) -> str:

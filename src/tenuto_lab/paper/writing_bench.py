@@ -2,13 +2,14 @@
 
 The problems come from `problems.json` beside the model, or from a JSONL file:
 
-    {"task": "gsm8k", "prompt": "Tom has 12 apples …", "answer": "19"}
+    {"task": "gsm8k", "prompt": "Tom has 12 apples …", "answer": "19", "metric": "numeric"}
     {"task": "text", "prompt": "The opening words of something to continue"}
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from tenuto.sampling.pictures import Solver
 from tenuto_lab.frontier.measurements import timed, work_of
 from tenuto_lab.frontier.points import everything
 from tenuto_lab.frontier.writing import distinct, share_of, solved
+from tenuto_lab.full_size.answer_metrics import METRICS, RUNS_CODE, check_metric
 from tenuto_lab.judging.judges import Problem, TextJudge, problems, text_judge
 from tenuto_lab.paper.trials import ModelBench, Trial, Way
 
@@ -29,6 +31,7 @@ ANSWER = 16  # tokens of an answer to a problem
 LENGTH, BLOCKS = 128, 4  # tokens of a continuation, and the blocks it is written in
 TOGETHER = 300  # continuations that are written at a time
 CONTINUED = "text"  # the task whose prompts are continued freely
+Metric = Callable[[str, Sequence[str]], float]
 ORDER = ("arithmetic", "gsm8k", "needle")  # the first of them stands for the paper's GSM8K
 
 
@@ -165,25 +168,44 @@ def problems_beside(model: Model) -> dict[str, list[Problem]]:
 
 
 def read_problems(path: Path, model: Model) -> dict[str, list[Problem]]:
-    """The problems of a JSONL file, by task, in the model's own tokens."""
+    """The problems of a JSONL file, by task, in the model's own tokens.
+
+    A problem may name a metric, as files of `tenuto lab eval build` do: it judges the text that was written. A file
+    that names no task is a task itself.
+    """
     found: dict[str, list[Problem]] = {}
     lines = filter(str.strip, read_text(path, "problems").splitlines())
     for number, line in enumerate(lines, 1):
+        where = f"{path}, line {number}"
         try:
             given = parse_json(line)
         except ValueError as error:
-            raise TenutoError(f"{path}, line {number} is no JSON: {error}.") from error
-        task = given.get("task", "gsm8k") if isinstance(given, dict) else None
+            raise TenutoError(f"{where} is no JSON: {error}.") from error
+        task = given.get("task", path.stem) if isinstance(given, dict) else None
         prompt, answer = (given.get(key) for key in ("prompt", "answer")) if isinstance(given, dict) else (None, None)
-        if not isinstance(task, str) or not isinstance(prompt, str) or not isinstance(answer, str | None):
-            raise TenutoError(
-                f"{path}, line {number} should have a prompt and an answer, both text, and may have a task."
-            )
-        if answer is None and task != CONTINUED:
-            raise TenutoError(f"{path}, line {number} has no answer; only the task {CONTINUED!r} goes without.")
+        answers = answer if isinstance(answer, list) else [] if answer is None else [answer]
+        if not isinstance(task, str) or not isinstance(prompt, str) or not all(isinstance(one, str) for one in answers):
+            raise TenutoError(f"{where} should have a prompt and an answer, both text, and may have a task.")
+        if not answers and task != CONTINUED:
+            raise TenutoError(f"{where} has no answer; only the task {CONTINUED!r} goes without.")
         asked = list(model.tokenizer.encode(prompt))
-        told = list(model.tokenizer.encode(f"{prompt} {answer}"))[len(asked) :] if answer is not None else asked[:1]
-        found.setdefault(task, []).append({"prompt": asked, "answer": told})
+        told = list(model.tokenizer.encode(f"{prompt} {answers[0]}"))[len(asked) :] if answers else asked[:1]
+        problem: Problem = {"prompt": asked, "answer": told}
+        if (metric := given.get("metric")) is not None:
+            problem["metric"] = partial(_judged, metric_named(metric, where), answers, model.tokenizer)
+        found.setdefault(task, []).append(problem)
     if not found:
         raise TenutoError(f"{path} holds no problems.")
     return found
+
+
+def metric_named(name: Any, where: str) -> Metric:
+    """The metric that a problem names."""
+    if name == RUNS_CODE:
+        raise UsageError(f"{where}: the metric {RUNS_CODE} runs code, and only `tenuto lab eval lm` does that.")
+    check_metric(str(name), where)
+    return METRICS[name]
+
+
+def _judged(metric: Metric, answers: Sequence[str], tokenizer: Any, written: list[int]) -> float:
+    return metric(tokenizer.decode(written), answers)

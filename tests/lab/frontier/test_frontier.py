@@ -11,6 +11,7 @@ import torch
 import tenuto
 from tenuto.errors import UsageError
 from tenuto.models import shipped
+from tenuto.runtime.executor import Executor
 from tenuto.scheduling.rewrite import rewrite
 from tenuto_lab.frontier import DrawingCase, WritingCase, case_of, drawing, measure
 from tenuto_lab.frontier.frontier_report import frontier_tables
@@ -50,6 +51,29 @@ def test_every_point_is_measured_once_a_seed_and_saved_as_it_is_finished(drawn: 
     assert all(" dB" in line for line in told[1:] if "work 1.0" not in line)
     kinds = {row.kind for row in frontier.rows}
     assert kinds == {"full", "ours", "option", "rival", "paper"}
+
+
+def test_the_first_evaluations_of_a_process_are_not_timed(dit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take longer, and would make everything after the full run look faster than it is."""
+    happened: list[str] = []
+    timed = drawing.timed
+
+    def watched(*given: Any) -> Any:
+        happened.append("timed")
+        return timed(*given)
+
+    monkeypatch.setattr(drawing, "timed", watched)
+    handle = dit.network.register_forward_pre_hook(lambda *_: happened.append("evaluated"))
+    try:
+        measure(case_of(dit, 4, samples=1, seeds=1, budgets=(0.5,), ours_only=True))
+    finally:
+        handle.remove()
+    assert happened[0] == "evaluated" and "timed" in happened
+
+
+def test_the_full_run_is_the_network_as_it_is(dit: Any) -> None:
+    full = next(iter(Points(dit, tenuto.score(dit), 4)))
+    assert type(full.executor()) is Executor, "single units are run one by one only where some of them are held"
 
 
 def test_the_full_run_comes_first_and_equals_itself(drawn: Any) -> None:

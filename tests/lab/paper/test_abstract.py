@@ -19,7 +19,7 @@ from tenuto_lab.paper.abstract import (
     verdict_of,
 )
 from tenuto_lab.paper.experiment_results import ClaimRow
-from tenuto_lab.paper.results_page import about_ladders, about_older
+from tenuto_lab.paper.results_page import about_ladders, about_older, titled
 
 
 def row(model: str, holds: Any, quantity: str = "SCR/Frobenius against depth: FID lower by") -> dict[str, Any]:
@@ -57,6 +57,7 @@ def test_every_claim_has_a_line_and_an_experiment() -> None:
     assert ranked[1:4] == ("better in 28 of 28 (Table 5)", "better in 1 of 2, worse in 1", "**does not hold**")
     assert "tiny-dit: 1 better; tiny-uvit: 1 worse; tiny-llada, tiny-sdxl not measured" in ranked[4]
     assert "every order raises the FID (× 10)" in ranked[4]
+    assert ranked[4].endswith("See [Rankings](#rankings)."), "a verdict names what it rests on"
     assert sum(one[3] == "not run" and one[4].startswith("`") for one in rows) == len(CLAIMS) - 1
 
 
@@ -93,6 +94,21 @@ def test_the_ladder_speaks_for_the_papers_settings_only() -> None:
         {**common, "case": "dit:1"},
     ]
     assert [(one["model"], one["holds"]) for one in ladder_rows({"rows": rows})] == [("DiT-XL/2", "no")]
+
+
+def test_a_speed_below_the_papers_is_told_apart_from_those_above() -> None:
+    rows = [
+        {**COMMON, "mode": "jagged + compiled", "case": "llada:512", "speedup_over_eager": 6.0},
+        {**COMMON, "mode": "jagged + compiled", "case": "uvit:16", "model": "U-ViT-L/2"},
+    ]
+    (fast,) = [one for one in abstract_rows([], [{"rows": rows}]) if one[0].startswith("The captured-graph")]
+    assert fast[3] == f"**does not hold** {TIMED}"
+    assert "as claimed: LLaDA-8B 6× (paper 3.0×); slower than claimed: U-ViT-L/2 2.5× (paper 2.8×)" in fast[4]
+
+
+def test_a_note_has_a_title_and_a_text() -> None:
+    assert titled("† **Older.** From before.") == ("† Older", "From before.")
+    assert titled("‡ **Speeds** ([all](x.md)) are old.") == ("‡ Speeds", "Speeds (all) are old.")
 
 
 def test_graphs_and_eliminated_branches_are_two_claims_about_llada() -> None:

@@ -199,7 +199,7 @@ def test_verdicts_count() -> None:
     told = [verdict({"rows": [row.to_json() for row in some], "finding": "So."}) for some in (rows, rows[:1])]
     assert told[0] == "1 of 3 comparisons holds, 1 does not, 1 cannot be told. So."
     assert told[1] == "1 of 1 comparison holds, 0 do not, 0 cannot be told. So."
-    assert verdict({"rows": [], "finding": ""}) == "Nothing here can be held against the paper."
+    assert verdict({"rows": [], "finding": ""}) == "Nothing here can be compared with the paper."
     assert spread(rows, "q") == "2" and spread(rows, "other") == "nothing measured"
 
 
@@ -315,17 +315,18 @@ def test_a_table_fits_a_hundred_columns(checkpoint: Any, tmp_path: Path, monkeyp
     monkeypatch.setattr(console, "out", console.SafeConsole(width=100, highlight=False, record=True))
     monkeypatch.setattr(Console, "is_terminal", False)
     row = ClaimRow(
-        "SCR/Frobenius against Frobenius x stable rank: FID lower by, share", "tiny-sdxl", 0.2, 16.5, (1.0, 33.0)
-    )
-    record = {
-        "title": "t", "where": "w", "claim": "c", "finding": "f", "rows": [{**row.to_json(), "holds": "cannot tell"}]
-    }  # fmt: skip
+        "SCR/Frobenius against Frobenius x stable rank: FID lower by, share", "tiny-sdxl", 0.2, 16.5, (-0.00123, 33.0)
+    ).to_json()
+    row |= {"holds": "cannot tell", "said": "FID 3.15", "granularity": "branch"}
+    row |= {"nearness": {"measured": 0.487, "unit": "equal tokens", "holds": "cannot tell"}}
+    record = {"title": "t", "where": "w", "claim": "c", "finding": "f", "rows": [row]}
     from tenuto_lab.cli.experiment import _tell
 
     _tell(record)
     text = console.out.export_text()
     assert max(len(line) for line in text.splitlines()) <= 100
-    assert "…" not in text and all(word in text for word in ("16.5", "cannot", "tiny-sdxl"))
+    assert "…" not in text and all(word in text for word in ("16.5", "cannot", "tiny-sdxl", "-0.00123", "tokens"))
+    assert len(text.splitlines()) < 12, "one row takes few lines"
 
 
 def test_an_interrupted_one_goes_on_where_it_stopped(

@@ -13,8 +13,11 @@ import tenuto
 from tenuto.errors import TenutoError, UsageError
 from tenuto.runtime.executor import Executor
 from tenuto_lab.cli import app
+from tenuto_lab.frontier.frontier_report import frontier_tables
+from tenuto_lab.frontier.writing import as_expected
 from tenuto_lab.paper import Lab, Protocol
 from tenuto_lab.paper import static_rankings as ranking
+from tenuto_lab.paper.writing_bench import read_problems
 from tests.helpers import layouts
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of diffusers and TorchScript, about themselves
@@ -147,6 +150,7 @@ def test_the_frontier_asks_a_llada_directory_problems_from_a_file(tmp_path: Path
     assert found.exit_code == 0, found.output
     rows = json.loads(found.stdout)["rows"]
     assert rows[0]["same_tokens"] == 1 and all(0 <= row["arithmetic"] <= 1 and "needle" not in row for row in rows)
+    assert "| gsm8k |" in frontier_tables(json.loads(found.stdout)), "the column bears the name of the task"
 
 
 def test_a_llada_directory_answers_problems_from_a_file(tmp_path: Path) -> None:
@@ -158,18 +162,37 @@ def test_a_llada_directory_answers_problems_from_a_file(tmp_path: Path) -> None:
     )
 
 
+def test_problems_of_a_task_file_are_judged_by_its_metric(tmp_path: Path) -> None:
+    """A language model explains before it answers: of GSM8K the last number counts, not every token."""
+    source, file = tmp_path / "test.jsonl", tmp_path / "gsm8k.jsonl"
+    source.write_text(json.dumps({"question": "w1 w2", "answer": "12 + 7 = 19\n#### 19"}))
+    built = CliRunner().invoke(app, ["eval", "build", "gsm8k", "--source", str(source), "-o", str(file)])
+    assert built.exit_code == 0, built.output
+    model = tenuto.load(str(layouts.llada(tmp_path / "llada")))
+    ((task, (problem,)),) = read_problems(file, model).items()
+    assert task == "gsm8k"
+    model.tokenizer.decode = lambda tokens: " ".join(map(str, tokens))
+    assert as_expected([[12, 7, 19, 1, 5], [19, 12, 1, 5]], [problem, problem], end=1) == [1.0, 0.0]
+
+
+def test_code_is_not_run_by_experiments(tmp_path: Path) -> None:
+    (tmp_path / "humaneval.jsonl").write_text('{"prompt": "w1", "answer": "w2", "metric": "pass@1"}')
+    model = tenuto.load(str(layouts.llada(tmp_path / "llada")))
+    with pytest.raises(UsageError, match="line 1: the metric pass@1 runs code, and only `tenuto lab eval lm`"):
+        read_problems(tmp_path / "humaneval.jsonl", model)
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
         ("nonsense", "line 1 is no JSON"),
         ('{"prompt": 3, "answer": "x"}', "line 1 should have a prompt and an answer"),
         ('{"prompt": "w1"}', "line 1 has no answer"),
+        ('{"prompt": "w1", "answer": "x", "metric": ["exact"]}', "line 1: the metric is one of exact"),
         ("", "holds no problems"),
     ],
 )
 def test_problems_that_are_none_are_named(tmp_path: Path, line: str, sentence: str) -> None:
-    from tenuto_lab.paper.writing_bench import read_problems
-
     (tmp_path / "p.jsonl").write_text(line)
     model = tenuto.load(str(layouts.llada(tmp_path / "llada")))
     with pytest.raises(TenutoError, match=sentence):
