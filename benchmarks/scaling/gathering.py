@@ -63,10 +63,10 @@ def _transferred(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Key, Inter
 
 def of_strong_rivals(record: Mapping[str, Any], sizes: Mapping[str, int]) -> Iterator[Case]:
     """Our small networks, beside the strongest rivals. sizes: the parameters of each."""
-    made = record.get("provenance_of_tenuto", record["provenance"])["commit"]
     for title, evaluations in record["cases"].items():
         name, guidance = network_of(title)
-        source = f"results/strong_rivals, Tenuto at {made}"
+        own = {**record, **record.get("measured", {}).get(title, {})}  # older files say it once for all cases
+        source = f"results/strong_rivals, Tenuto at {own.get('provenance_of_tenuto', own['provenance'])['commit']}"
         yield Case(name, sizes[name], guidance, source, nearest(_beside_rivals(evaluations)))
 
 
