@@ -106,9 +106,6 @@ def schedule(
         given |= {"log_snr": _log_snr(source, family, steps), "ahead": ours, **given}
     if kind.reads_scores and isinstance(subject, Unscored):
         subject = offered("score")(source)
-    asked = given.get("evaluations")
-    if isinstance(asked, int) and isinstance(steps, int) and 1 <= steps < asked:
-        raise UsageError(f"There are {steps} steps, so there cannot be {asked} evaluations: ask for {steps} at most.")
     return kind.make(subject, steps, **given)
 
 

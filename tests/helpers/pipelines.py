@@ -136,6 +136,18 @@ def _tiny(family: str) -> DiffusionPipeline:
     return WanPipeline(vae=video.eval(), transformer=network, scheduler=unipc, **nothing)
 
 
+def two_experts(boundary: float = 0.9) -> DiffusionPipeline:
+    """Wan 2.2: one transformer for the noisy steps, another for the rest."""
+    pipe = tiny("wan")
+    second = transformer("wan")
+    with torch.no_grad():
+        for parameter in second.parameters():
+            parameter.mul_(0.8)
+    pipe.register_modules(transformer_2=second)
+    pipe.register_to_config(boundary_ratio=boundary)
+    return pipe
+
+
 def prompt(family: str, seed: int = 0, batch: int = 1) -> dict[str, Any]:
     """What a pipeline draws from."""
     generator = torch.Generator().manual_seed(seed)

@@ -130,8 +130,7 @@ def summarise(pipeline: str, asked_for: str, denoisers: Sequence["Denoiser"], lo
     if (paced or (loop is not None and loop.in_full)) and all(one.computed for one in evaluations):
         held = None
     streams = [] if loop is None else list(loop.streams.values())
-    estimates = [one for one in (stream.estimated for stream in streams) if one is not None]
-    estimated = None if held is None else min(estimates, default=None)
+    estimated = None if held is None or loop is None else loop.estimated
     done = [one.computes(len(named[one.denoiser].units)) for one in evaluations]
     costs = {name: np.array([unit.flops for unit in one.units] or [1.0]) for name, one in named.items()}
     computed = {name: np.zeros(len(cost), int) for name, cost in costs.items()}
