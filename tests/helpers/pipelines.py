@@ -38,8 +38,8 @@ from tenuto_lab.seam.blocks import sites_of
 from tests.helpers.denoisers import SD_1, SDXL, make
 
 QUIET = [
-    pytest.mark.filterwarnings("ignore:Only .* of .* steps compute everything"),  # these generations are short
-    pytest.mark.filterwarnings("ignore:.* steps are evaluated"),
+    pytest.mark.filterwarnings("ignore:Only .* of .* steps computes? everything"),  # these generations are short
+    pytest.mark.filterwarnings("ignore:.* steps? (are|is) evaluated"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # diffusers', of its own configs
 ]
 EVERY_FOURTH = [True, False, False, False] * 3  # what `every=4` computes of the twelve steps that `draw` takes

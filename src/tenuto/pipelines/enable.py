@@ -181,7 +181,11 @@ def state_of(pipe: Any) -> Enabled | None:
 def _parts(pipe: Any) -> list[Any]:
     """The pipelines with a loop of their own: those that a pipeline is made of, or the pipeline itself."""
     if not is_pipeline(pipe):
-        raise UsageError(f"Only a diffusers pipeline can be enabled, not something of the type {type(pipe).__name__}.")
+        network = " For a network in a loop of your own: tenuto.running(network, scheduler)."
+        raise UsageError(
+            f"Only a diffusers pipeline can be enabled, not something of the type {type(pipe).__name__}."
+            + (network if isinstance(pipe, nn.Module) else "")
+        )
     return inner_pipelines(pipe) or [pipe]
 
 

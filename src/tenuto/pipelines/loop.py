@@ -81,6 +81,7 @@ class Loop:
         self._stepped: set[int] = set()  # the schedulers that took the current step
         self._calls: Counter[str] = Counter()  # of each denoiser in this step
         self._placeholders = 0  # how many were returned in this step
+        self._derived = False  # whether an evaluation of this step was computed because it needs a gradient
         self._planned: Denoiser | None = None  # the denoiser whose request was planned last
         self._counted = False  # whether a number of evaluations was asked for
         self._warn = warn
@@ -180,14 +181,18 @@ class Loop:
         self._calls.clear()
         self._stepped.clear()
         self._placeholders = 0
+        self._derived = False
 
     def evaluate(self, denoiser: Denoiser, full: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """One call of a denoiser; `full` is the original call."""
         if self._stepped:
             self._advance()
         tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
-        if self.step >= self.steps or (torch.is_grad_enabled() and any(one.requires_grad for one in tensors)):
-            return full(*args, **kwargs)  # not of this loop, or a loop that needs the derivative
+        if self.step >= self.steps:
+            return full(*args, **kwargs)  # not of this loop
+        if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
+            self._derived = True
+            return full(*args, **kwargs)
         key = denoiser.name, self._calls[denoiser.name]
         self._calls[denoiser.name] += 1
         sample = tensors[0] if tensors else None
@@ -251,6 +256,9 @@ class Loop:
         """The scheduler's step. It ends the step of the loop."""
         again = self.stepped_by(scheduler)
         self.mark_step(scheduler)
+        if self._derived and not self._calls and not self.in_full and (self.holds or self.schedule is None):
+            why = "the loop's evaluations need a gradient, and a held output has none"
+            self.compute_in_full(why, "If no gradient is needed, run the loop under torch.no_grad().")
         if self.in_full or not self.holds:
             return original(*args, **kwargs)
         if again:

@@ -115,7 +115,8 @@ def _too_few_steps(steps: int, request: "Request") -> str:
         return f"{request.asked} of {steps} steps {'was' if request.evaluations == 1 else 'were'} asked for"
     asked = (request.given, request.evaluations, request.quality, request.policy, *request.options)
     a_share = all(one is None for one in asked) and (request.budget or 0) < 1
-    return f"with {steps} steps there is nothing to leave out" if a_share and steps <= LEAST else ""
+    few = "1 step" if steps == 1 else f"{steps} steps"
+    return f"with {few} there is nothing to leave out" if a_share and steps <= LEAST else ""
 
 
 def summarise(pipeline: str, asked_for: str, denoisers: Sequence["Denoiser"], loop: "Loop | None") -> Summary:
