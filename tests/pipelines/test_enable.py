@@ -117,6 +117,15 @@ def test_a_pipeline_may_be_disabled_while_a_picture_is_drawn(pipe: DiffusionPipe
     assert torch.equal(draw(pipe, "sd1"), full)
 
 
+def test_configure_keeps_how_the_denoiser_is_run(pipe: DiffusionPipeline) -> None:
+    tenuto.enable(pipe, 0.5, mode="skip", on_change="refuse")
+    tenuto.configure(pipe, evaluations=3)
+    request = pipe._tenuto.request
+    assert (request.budget, request.evaluations, request.mode, request.on_change) == (None, 3, "skip", "refuse")
+    tenuto.configure(pipe, on_change="rescore")
+    assert (pipe._tenuto.request.mode, pipe._tenuto.request.on_change) == ("skip", "rescore")
+
+
 def test_nonsense_is_refused_and_leaves_nothing_behind(pipe: DiffusionPipeline, tmp_path: Path) -> None:
     before = attributes(pipe)
     refused: list[tuple[dict[str, Any], str]] = [

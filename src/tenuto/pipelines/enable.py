@@ -102,10 +102,14 @@ def enable(
 def configure(pipe: Any, budget: float | None = None, **options: Any) -> None:
     """Give an enabled pipeline other settings for its next generations; the options are those of `enable`.
 
+    How the denoiser is run (mode, compiled, on_change, check_weights, a quality's group) stays unless it is given.
     Recorded graphs stay, if outputs are held with the old and the new settings.
     """
-    _enabled(pipe)
-    enable(pipe, budget, **options)
+    before = _enabled(pipe)[0].request
+    stays = {name: getattr(before, name) for name in ("mode", "compiled", "on_change", "check_weights")}
+    if options.get("quality") is not None:
+        stays["group"] = before.group
+    enable(pipe, budget, **{**stays, **options})
 
 
 def disable(pipe: Any) -> None:
