@@ -70,6 +70,11 @@ def test_a_run_that_is_not_finite_is_not_taken_for_the_same(monkeypatch: pytest.
     assert "little to do with" in found.verdict and "identical" not in found.verdict
 
 
+def test_equal_pictures_are_called_identical_also_in_the_table() -> None:
+    table = str(compared(tiny("sd1"), budget=1.0))
+    assert "identical to those of the full run" in table and table.splitlines()[3].endswith("   identical")
+
+
 def test_all_runs_are_scaled_as_the_full_run_is() -> None:
     """Otherwise a value a little outside of [0, 1] in one run would be taken for a great difference."""
     full, held, plain = _scaled(torch.tensor([0.0, 1.0]), torch.tensor([-1e-6, 1.0]), None)

@@ -72,8 +72,9 @@ class Comparison:
         found = self.decibels
         lines = [self.verdict, f"{'':8}{'seconds':>9}{'dB to full':>12}"]
         for name, seconds in self.seconds.items():
-            near = f"{np.mean(found[name]):12.1f}" if name in found else f"{'':12}"
-            lines.append(f"{name:8}{seconds:9.2f}{near}")
+            mean = np.mean(found[name]) if name in found else None
+            near = "" if mean is None else "identical" if mean == np.inf else f"{mean:.1f}"
+            lines.append(f"{name:8}{seconds:9.2f}{near:>12}")
         return "\n".join([*lines, f"{self.speedup:.2f} times as fast, the whole pipeline."])
 
     def save(self, path: str | Path) -> None:

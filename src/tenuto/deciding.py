@@ -106,9 +106,6 @@ def schedule(
         given |= {"log_snr": _log_snr(source, family, steps), "ahead": ours, **given}
     if kind.reads_scores and isinstance(subject, Unscored):
         subject = offered("score")(source)
-    asked = given.get("evaluations")
-    if isinstance(asked, int) and isinstance(steps, int) and 1 <= steps < asked:
-        raise UsageError(f"There are {steps} steps, so there cannot be {asked} evaluations: ask for {steps} at most.")
     return kind.make(subject, steps, **given)
 
 
@@ -159,8 +156,9 @@ def advice(made: Schedule, text: bool) -> str | None:
         )
     refreshes = int(made.full_steps.sum())
     if not text and idle and refreshes < LEAST:
+        compute = "computes" if refreshes == 1 else "compute"
         return (
-            f"Only {refreshes} of {made.steps} steps compute everything, which is too few to extrapolate from: "
+            f"Only {refreshes} of {made.steps} steps {compute} everything, which is too few to extrapolate from: "
             f"a good solver with {max(refreshes, 5)} to {2 * LEAST} full steps (dpm++) may serve you better."
         )
     asked_for_less = (made.policy.get("budget") or 0) < 1
@@ -172,8 +170,9 @@ def advice(made: Schedule, text: bool) -> str | None:
 def _few(steps: int, evaluations: int, least: int) -> str | None:
     """What few steps gain, and what that costs (`python -m benchmarks.few_steps`); None if all is well."""
     if evaluations >= steps:
+        all_of_them = "The only step is" if steps == 1 else f"All {steps} steps are"
         why = "so few steps leave nothing to predict from"
-        return f"All {steps} steps are evaluated, and nothing is gained: {why}." if steps <= least else None
+        return f"{all_of_them} evaluated, and nothing is gained: {why}." if steps <= least else None
     if steps > 8 and 3 * evaluations >= 2 * steps:
         return None
     gain = f"{evaluations} of {steps} steps are evaluated: at most {steps / evaluations:.2f} times as fast."

@@ -38,8 +38,8 @@ from tenuto_lab.seam.blocks import sites_of
 from tests.helpers.denoisers import SD_1, SDXL, make
 
 QUIET = [
-    pytest.mark.filterwarnings("ignore:Only .* of .* steps compute everything"),  # these generations are short
-    pytest.mark.filterwarnings("ignore:.* steps are evaluated"),
+    pytest.mark.filterwarnings("ignore:Only .* of .* steps computes? everything"),  # these generations are short
+    pytest.mark.filterwarnings("ignore:.* steps? (are|is) evaluated"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # diffusers', of its own configs
 ]
 EVERY_FOURTH = [True, False, False, False] * 3  # what `every=4` computes of the twelve steps that `draw` takes
@@ -134,6 +134,18 @@ def _tiny(family: str) -> DiffusionPipeline:
     )
     unipc = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
     return WanPipeline(vae=video.eval(), transformer=network, scheduler=unipc, **nothing)
+
+
+def two_experts(boundary: float = 0.9) -> DiffusionPipeline:
+    """Wan 2.2: one transformer for the noisy steps, another for the rest."""
+    pipe = tiny("wan")
+    second = transformer("wan")
+    with torch.no_grad():
+        for parameter in second.parameters():
+            parameter.mul_(0.8)
+    pipe.register_modules(transformer_2=second)
+    pipe.register_to_config(boundary_ratio=boundary)
+    return pipe
 
 
 def prompt(family: str, seed: int = 0, batch: int = 1) -> dict[str, Any]:

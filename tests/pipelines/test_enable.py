@@ -117,6 +117,15 @@ def test_a_pipeline_may_be_disabled_while_a_picture_is_drawn(pipe: DiffusionPipe
     assert torch.equal(draw(pipe, "sd1"), full)
 
 
+def test_configure_keeps_how_the_denoiser_is_run(pipe: DiffusionPipeline) -> None:
+    tenuto.enable(pipe, 0.5, mode="skip", on_change="refuse")
+    tenuto.configure(pipe, evaluations=3)
+    request = pipe._tenuto.request
+    assert (request.budget, request.evaluations, request.mode, request.on_change) == (None, 3, "skip", "refuse")
+    tenuto.configure(pipe, on_change="rescore")
+    assert (pipe._tenuto.request.mode, pipe._tenuto.request.on_change) == ("skip", "rescore")
+
+
 def test_nonsense_is_refused_and_leaves_nothing_behind(pipe: DiffusionPipeline, tmp_path: Path) -> None:
     before = attributes(pipe)
     refused: list[tuple[dict[str, Any], str]] = [
@@ -126,8 +135,10 @@ def test_nonsense_is_refused_and_leaves_nothing_behind(pipe: DiffusionPipeline, 
         ({"evaluations": 0}, "at least 1, not 0"),
         ({"evaluations": 2.5}, "a whole number, not 2.5"),
         ({"budgets": 0.5}, "There is no option 'budgets'. Did you mean budget"),
+        ({"log_snr": [1.0]}, "The noise levels are those of the pipeline's scheduler: leave out log_snr"),
+        ({"ahead": True}, "leave out ahead"),
         ({"steps": 50}, "is given where you generate"),
-        ({"xyz": 50}, "The options are blocks, budget, "),
+        ({"xyz": 50}, "The options are budget, check_weights, "),
         ({"tau": 0.5}, "belongs to the policy lifetimes"),
         ({"policy": "best"}, "The policy is one of"),
         ({"mode": "quick"}, "The mode is one of"),
@@ -146,7 +157,7 @@ def test_nonsense_is_refused_and_leaves_nothing_behind(pipe: DiffusionPipeline, 
         assert attributes(pipe) == before, options
     with pytest.raises(UsageError, match="is not enabled"):
         tenuto.summary(pipe)
-    with pytest.raises(UsageError, match="the type Conv2d"):
+    with pytest.raises(UsageError, match=r"the type Conv2d\. For a network in a loop of your own: tenuto\.running"):
         tenuto.enable(pipe.unet.conv_in)  # type: ignore[arg-type]
     pipe.unet = nn.Identity()
     with pytest.raises(TenutoError, match="The units of a Identity are not known: its output can be held"):

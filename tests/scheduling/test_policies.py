@@ -86,8 +86,9 @@ def test_refresh_computes_everything_at_the_first_step_and_every_rth():
 
 @given(STEPS, st.integers(1, 70))
 def test_a_number_of_evaluations_is_exact(steps, evaluations):
+    evaluations = min(steps, evaluations)
     schedule = refresh(scored(0.5, 1.0), steps, evaluations=evaluations)
-    assert schedule.full_steps.sum() == min(steps, evaluations) == schedule.policy["evaluations"]
+    assert schedule.full_steps.sum() == evaluations == schedule.policy["evaluations"]
     assert schedule.active[:, 0].all() and (
         steps >= 4 * evaluations or evaluations == 1 or schedule.active[:, -1].all()
     )
@@ -332,3 +333,5 @@ def test_more_evaluations_than_steps_are_refused():
     assert tenuto.schedule("tiny-dit", steps=20, evaluations=20).active.all()
     with pytest.raises(UsageError, match="There are 20 steps, so there cannot be 21 evaluations: ask for 20 at most"):
         tenuto.schedule("tiny-dit", steps=20, evaluations=21)
+    with pytest.raises(UsageError, match="ask for 5 at most"):
+        refresh(scored(1.0), 5, evaluations=6)

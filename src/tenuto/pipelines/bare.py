@@ -31,6 +31,15 @@ class Running(Unannounced):
         self._scheduler, self._asked = scheduler, steps
         self._watch([scheduler])
 
+    def close(self) -> None:
+        loop, calls = self.last, 0 if self.last is None else len(self.last.evaluations)
+        if loop is not None and calls >= loop.steps and not loop.step and not loop.stepped_by(self._scheduler):
+            self._warn(
+                f"The loop evaluated its network {calls} times and never called the step of its "
+                f"{type(self._scheduler).__name__}, so nothing was held and nothing was gained."
+            )
+        super().close()
+
     def scheduler(self) -> Any:
         return self._scheduler
 

@@ -152,7 +152,7 @@ class Denoiser:
                 self._schedules.clear()
             made = self._schedules[key] = self.request.schedule(self.subject, steps, log_snr, key[-1])
             chosen = self.request.quality is not None or (self.request.evaluations or 0) >= steps
-            advice = None if chosen else deciding.advice(made, text=False)
+            advice = None if chosen or spent else deciding.advice(made, text=False)  # about a run, not about its rest
             if advice is not None:
                 self._warn(advice)
         return self._schedules[key]

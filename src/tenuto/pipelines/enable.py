@@ -102,10 +102,14 @@ def enable(
 def configure(pipe: Any, budget: float | None = None, **options: Any) -> None:
     """Give an enabled pipeline other settings for its next generations; the options are those of `enable`.
 
+    How the denoiser is run (mode, compiled, on_change, check_weights, a quality's group) stays unless it is given.
     Recorded graphs stay, if outputs are held with the old and the new settings.
     """
-    _enabled(pipe)
-    enable(pipe, budget, **options)
+    before = _enabled(pipe)[0].request
+    stays = {name: getattr(before, name) for name in ("mode", "compiled", "on_change", "check_weights")}
+    if options.get("quality") is not None:
+        stays["group"] = before.group
+    enable(pipe, budget, **{**stays, **options})
 
 
 def disable(pipe: Any) -> None:
@@ -181,7 +185,11 @@ def state_of(pipe: Any) -> Enabled | None:
 def _parts(pipe: Any) -> list[Any]:
     """The pipelines with a loop of their own: those that a pipeline is made of, or the pipeline itself."""
     if not is_pipeline(pipe):
-        raise UsageError(f"Only a diffusers pipeline can be enabled, not something of the type {type(pipe).__name__}.")
+        network = " For a network in a loop of your own: tenuto.running(network, scheduler)."
+        raise UsageError(
+            f"Only a diffusers pipeline can be enabled, not something of the type {type(pipe).__name__}."
+            + (network if isinstance(pipe, nn.Module) else "")
+        )
     return inner_pipelines(pipe) or [pipe]
 
 

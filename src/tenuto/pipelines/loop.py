@@ -5,10 +5,10 @@ held and predicted at this second call (tenuto.runtime.stepping). At a held step
 returns the output of its last evaluation, which has the right shape and is not used.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from inspect import signature
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tenuto.deciding import FEW_STEPS
 from tenuto.errors import UsageError
+from tenuto.pipelines.call import Call
 from tenuto.pipelines.denoiser import Denoiser
 from tenuto.pipelines.evaluations import Evaluation, moment
 from tenuto.pipelines.request import Request
@@ -74,11 +75,13 @@ class Loop:
         self.begun = 0
         self.computed: list[bool] = []  # [step from `begun` on]: whether it evaluates the denoisers
         self.pace: Pace | None = None  # if it is decided on the way
-        self.streams: dict[int, Stepping] = {}  # by scheduler
+        self.streams: dict[int, Stepping] = {}  # by scheduler, since the last plan
+        self._past: list[list[Stepping]] = []  # the streams of the plans before
         self._natures: dict[int, Nature] = {}
         self._stepped: set[int] = set()  # the schedulers that took the current step
         self._calls: Counter[str] = Counter()  # of each denoiser in this step
         self._placeholders = 0  # how many were returned in this step
+        self._derived = False  # whether an evaluation of this step was computed because it needs a gradient
         self._planned: Denoiser | None = None  # the denoiser whose request was planned last
         self._counted = False  # whether a number of evaluations was asked for
         self._warn = warn
@@ -106,7 +109,7 @@ class Loop:
         self.begun = self.step
         self.computed = [True] * left if self.schedule is None else self.schedule.full_steps.tolist()
         self._counted = denoiser.request.evaluations is not None
-        self.streams.clear()
+        self._end_streams()
         self._plan_quality(denoiser.request)
 
     def _plan_quality(self, request: Request) -> None:
@@ -119,7 +122,27 @@ class Loop:
         if nature.levels is None:
             return self.compute_in_full(f"the quality cannot be measured, because {nature.why_unknown}")
         most = None if request.evaluations is None else max(1, request.evaluations - self.spent)
-        self.pace = Pace(request.quality, nature.levels.after(self.step), most, request.group)
+        self.begun, self.computed = 0, [True] * self.steps  # distances are shares of the whole run, also for the rest
+        self.pace = Pace(request.quality, nature.levels, most, request.group)
+
+    @property
+    def estimated(self) -> float | None:
+        """The estimated distance of the result to the full run, in dB; None if it cannot be told.
+
+        The errors of successive plans add up. Streams of one plan are different samples: the worst counts.
+        """
+        known = [
+            [one.estimated for one in part if one.estimated is not None]
+            for part in (*self._past, list(self.streams.values()))
+        ]
+        return together([min(one) for one in known if one])
+
+    def _end_streams(self) -> None:
+        """What was kept belongs to another network or batch, and is freed; the errors so far remain."""
+        for stream in self.streams.values():
+            stream.forget()
+        self._past.append(list(self.streams.values()))
+        self.streams.clear()
 
     @property
     def spent(self) -> int:
@@ -151,21 +174,25 @@ class Loop:
         self._advance()
         self.schedule = None
         self.lanes.clear()
-        self.streams.clear()
+        self._end_streams()
 
     def _advance(self) -> None:
         self.step += 1
         self._calls.clear()
         self._stepped.clear()
         self._placeholders = 0
+        self._derived = False
 
     def evaluate(self, denoiser: Denoiser, full: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """One call of a denoiser; `full` is the original call."""
         if self._stepped:
             self._advance()
         tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
-        if self.step >= self.steps or (torch.is_grad_enabled() and any(one.requires_grad for one in tensors)):
-            return full(*args, **kwargs)  # not of this loop, or a loop that needs the derivative
+        if self.step >= self.steps:
+            return full(*args, **kwargs)  # not of this loop
+        if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
+            self._derived = True
+            return full(*args, **kwargs)
         key = denoiser.name, self._calls[denoiser.name]
         self._calls[denoiser.name] += 1
         sample = tensors[0] if tensors else None
@@ -229,6 +256,9 @@ class Loop:
         """The scheduler's step. It ends the step of the loop."""
         again = self.stepped_by(scheduler)
         self.mark_step(scheduler)
+        if self._derived and not self._calls and not self.in_full and (self.holds or self.schedule is None):
+            why = "the loop's evaluations need a gradient, and a held output has none"
+            self.compute_in_full(why, "If no gradient is needed, run the loop under torch.no_grad().")
         if self.in_full or not self.holds:
             return original(*args, **kwargs)
         if again:
@@ -284,7 +314,7 @@ class Loop:
                 f"{timesteps_of(self.scheduler)} timesteps. Leave steps out if the loop takes all of them."
             )
 
-    def _take(self, scheduler: Any, call: "Call") -> Any:
+    def _take(self, scheduler: Any, call: Call) -> Any:
         assert self.schedule is not None
         place, stream = self.step - self.begun, self.streams.get(id(scheduler))
         if stream is None:
@@ -299,7 +329,7 @@ class Loop:
         self.compute_in_full(f"a second {type(scheduler).__name__} begins in the middle of the loop")
         return call.take(call.output, call.sample)
 
-    def _stream(self, scheduler: Any, call: "Call") -> Stepping:
+    def _stream(self, scheduler: Any, call: Call) -> Stepping:
         assert self.schedule is not None
         nature = self._nature_of(scheduler)
         if nature.levels is not None:
@@ -326,7 +356,7 @@ class Loop:
         """From now on nothing is held."""
         self.in_full = why
         self.lanes.clear()
-        self.streams.clear()
+        self._end_streams()
         self._warn(f"{why[0].upper()}{why[1:]}. Everything is computed, and nothing is gained. {advice}".strip())
 
     def refuse_noise(self, scheduler: Any) -> None:
@@ -358,42 +388,11 @@ class Loop:
             stream.forget()
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call of a scheduler's step, whose output and sample can be exchanged."""
-
-    original: Callable[..., Any]
-    given: dict[str, Any]
-
-    @staticmethod
-    def of(original: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> "Call | None":
-        try:
-            bound = signature(original).bind(*args, **kwargs).arguments
-        except TypeError:
-            return None
-        extra = bound.pop("kwargs", {})
-        call = Call(original, {**bound, **extra})
-        found = [call.given.get(name) for name in ("model_output", "sample")]
-        return call if all(isinstance(one, Tensor) for one in found) else None
-
-    @property
-    def output(self) -> Tensor:
-        found: Tensor = self.given["model_output"]
-        return found
-
-    @property
-    def sample(self) -> Tensor:
-        found: Tensor = self.given["sample"]
-        return found
-
-    @property
-    def threads_state(self) -> bool:
-        """Whether the loop hands a result of the last step to the next one, besides the sample."""
-        return "old_pred_original_sample" in self.given
-
-    def take(self, output: Tensor, sample: Tensor) -> Any:
-        return self.original(**{**self.given, "model_output": output, "sample": sample})
-
-
 def shape_of(sample: Tensor | None) -> tuple[int, ...] | None:
     return None if sample is None else tuple(sample.shape)
+
+
+def together(decibels: list[float]) -> float | None:
+    """The distance after several errors, in dB, each of which is given in dB; None if there is none."""
+    error = sum(10 ** (-one / 10) for one in decibels)
+    return None if not decibels else -10 * math.log10(error) if error else math.inf

@@ -14,6 +14,10 @@ from tenuto.scheduling.schedule import Schedule
 from tenuto.scheduling.units import WHOLE, Subject
 
 OnChange = Literal["rescore", "refuse"]
+OF_THE_SAMPLER = {  # options of a policy that a pipeline decides by itself
+    "ahead": "A pipeline asks its network about its own noise level at every step",
+    "log_snr": "The noise levels are those of the pipeline's scheduler",
+}
 
 
 @dataclass(frozen=True)
@@ -50,10 +54,8 @@ class Request:
             if not isinstance(switches.get(name, False), bool):
                 raise UsageError(f"{name} is True or False, not {switches[name]!r}.")
         for name, _ in self.options:
-            if name == "ahead":
-                raise UsageError(
-                    "A pipeline asks its network about its own noise level at every step: leave out ahead."
-                )
+            if name in OF_THE_SAMPLER:
+                raise UsageError(f"{OF_THE_SAMPLER[name]}: leave out {name}.")
             if not any(name in kind.options for kind in deciding.POLICIES.values()):
                 raise UsageError(f"There is no option {name!r}.{_remedy(name)}")
 
@@ -146,10 +148,10 @@ class Request:
 
 
 def option_names() -> list[str]:
-    """All options of `enable`, those of every policy included."""
+    """All options of `enable`, those of every policy for pictures included."""
     own = [one for one in Request.__dataclass_fields__ if one not in ("given", "options")]
-    of_policies = {one for kind in deciding.POLICIES.values() for one in kind.options}
-    return sorted({"schedule", *own, *of_policies} - {"ahead"})  # which only Tenuto's own sampler can do
+    of_policies = {one for kind in deciding.POLICIES.values() if kind.name != "rewrite" for one in kind.options}
+    return sorted({"schedule", *own, *of_policies} - set(OF_THE_SAMPLER))
 
 
 def _remedy(name: str) -> str:

@@ -115,7 +115,8 @@ def _too_few_steps(steps: int, request: "Request") -> str:
         return f"{request.asked} of {steps} steps {'was' if request.evaluations == 1 else 'were'} asked for"
     asked = (request.given, request.evaluations, request.quality, request.policy, *request.options)
     a_share = all(one is None for one in asked) and (request.budget or 0) < 1
-    return f"with {steps} steps there is nothing to leave out" if a_share and steps <= LEAST else ""
+    few = "1 step" if steps == 1 else f"{steps} steps"
+    return f"with {few} there is nothing to leave out" if a_share and steps <= LEAST else ""
 
 
 def summarise(pipeline: str, asked_for: str, denoisers: Sequence["Denoiser"], loop: "Loop | None") -> Summary:
@@ -130,8 +131,7 @@ def summarise(pipeline: str, asked_for: str, denoisers: Sequence["Denoiser"], lo
     if (paced or (loop is not None and loop.in_full)) and all(one.computed for one in evaluations):
         held = None
     streams = [] if loop is None else list(loop.streams.values())
-    estimates = [one for one in (stream.estimated for stream in streams) if one is not None]
-    estimated = None if held is None else min(estimates, default=None)
+    estimated = None if held is None or loop is None else loop.estimated
     done = [one.computes(len(named[one.denoiser].units)) for one in evaluations]
     costs = {name: np.array([unit.flops for unit in one.units] or [1.0]) for name, one in named.items()}
     computed = {name: np.zeros(len(cost), int) for name, cost in costs.items()}

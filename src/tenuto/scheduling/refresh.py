@@ -55,6 +55,10 @@ def refresh(
         if evaluations is None:
             evaluations = evaluations_for(steps, BUDGET if budget is None else budget)
         check_evaluations(evaluations)
+        if evaluations > steps:
+            raise UsageError(
+                f"There are {steps} steps, so there cannot be {evaluations} evaluations: ask for {steps} at most."
+            )
         ahead = ahead and corrected and evaluations < MANY
         computed = placed(steps, evaluations, log_snr, ahead)
         asks_ahead = ahead and log_snr is not None and asked_ahead(computed.tolist(), log_snr) > 0

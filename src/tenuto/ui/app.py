@@ -8,6 +8,7 @@ Nothing leaves this machine: no analytics, no fonts or scripts from elsewhere, n
 
 import math
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -316,7 +317,8 @@ def _told_html(compared: Compared, schedule: Schedule) -> str:
         (f"{compared.seconds_scheduled:.2f} s", "under the schedule"),
         (f"{full} of {schedule.steps}", "steps compute everything"),
     ]
-    return f'{figures_html(figures)}<p class="verdict">{in_html(compared.verdict)}</p>'
+    verdict = re.sub("`(.+?)`", r"<code>\1</code>", in_html(compared.verdict))  # a command to type
+    return f'{figures_html(figures)}<p class="verdict">{verdict}</p>'
 
 
 def _sheet(caption: str) -> Any:

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
+from tenuto.pipelines.call import Call
 from tenuto.pipelines.denoiser import Denoiser
-from tenuto.pipelines.loop import Call, Key, Lane, Loop, shape_of
+from tenuto.pipelines.loop import Key, Lane, Loop, shape_of
 from tenuto.pipelines.timesteps import place_of
 from tenuto.scheduling.schedule import Schedule
 

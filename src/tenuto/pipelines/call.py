@@ -1,0 +1,45 @@
+"""A call of a scheduler's step, taken apart."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one call, whose output and sample can be exchanged."""
+
+    original: Callable[..., Any]
+    given: dict[str, Any]
+
+    @staticmethod
+    def of(original: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> "Call | None":
+        try:
+            bound = signature(original).bind(*args, **kwargs).arguments
+        except TypeError:
+            return None
+        extra = bound.pop("kwargs", {})
+        call = Call(original, {**bound, **extra})
+        found = [call.given.get(name) for name in ("model_output", "sample")]
+        return call if all(isinstance(one, Tensor) for one in found) else None
+
+    @property
+    def output(self) -> Tensor:
+        found: Tensor = self.given["model_output"]
+        return found
+
+    @property
+    def sample(self) -> Tensor:
+        found: Tensor = self.given["sample"]
+        return found
+
+    @property
+    def threads_state(self) -> bool:
+        """Whether the loop hands a result of the last step to the next one, besides the sample."""
+        return "old_pred_original_sample" in self.given
+
+    def take(self, output: Tensor, sample: Tensor) -> Any:
+        return self.original(**{**self.given, "model_output": output, "sample": sample})
