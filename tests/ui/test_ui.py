@@ -110,7 +110,18 @@ def test_an_emptied_field_gets_a_sentence() -> None:
         with pytest.raises(UsageError, match="The field “Steps” needs a number"):
             given(value, "Steps")
     with pytest.raises(UsageError, match="The field “Model” is empty"):
-        Machine("cpu").schedule("", "budget", 0.25, 3, 50, 1)
+        Machine("cpu").schedule("", "budget", 0.25, 12, 3, 50, 1)
+
+
+def test_each_aim_decides_by_its_own_field(checkpoint: Path) -> None:
+    pytest.importorskip("gradio")
+    from tenuto.ui.app import FIELDS, Machine, _aims
+
+    def evaluated(aim: str) -> int:
+        return int(Machine("cpu").schedule(str(checkpoint), aim, 0.5, 12, 2.5, 50, 1).full_steps.sum())
+
+    assert {aim: evaluated(aim) for aim in FIELDS} == {"budget": 25, "evaluations": 12, "speed-up": 20}
+    assert "evaluations" not in _aims("prompt")
 
 
 def test_a_port_that_is_taken_is_said_to_be(

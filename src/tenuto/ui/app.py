@@ -31,8 +31,9 @@ from tenuto.showing.texts import DIFFERS
 from tenuto.ui.compare import GAIN, Compared, compare_pictures, compare_texts
 
 CAPTION, PROMPT = "a red car\na horse", "The old man looked at the sea, and"
-STEPS, LENGTH, BLOCKS, CLASSES = 50, 128, 4, 6
-BUDGET, SPEEDUP = "budget", "speed-up"
+STEPS, EVALUATED, LENGTH, BLOCKS, CLASSES = 50, 12, 128, 4, 6
+BUDGET, EVALUATIONS, SPEEDUP = "budget", "evaluations", "speed-up"
+FIELDS = {BUDGET: "Share of the work", EVALUATIONS: "Steps to evaluate", SPEEDUP: "Times as fast"}  # one for each aim
 # Gradio would compare an empty number field (None) with the slider's bounds, which Python refuses. `given` checks it.
 RAW: dict[str, Any] = {"preprocess": False}
 FONTS = ("system-ui", "sans-serif")
@@ -123,12 +124,16 @@ class Machine:
     def asks_for(self, name: str) -> str:
         return self.opened(name).architecture.asks_for
 
-    def schedule(self, name: str, aim: str, budget: Any, speedup: Any, steps: Any, blocks: Any) -> Schedule:
-        options: dict[str, Any] = (
-            {"budget": given(budget, "Share of the work")}
-            if aim == BUDGET
-            else {"speedup": given(speedup, "Times as fast")}
-        )
+    def schedule(
+        self, name: str, aim: str, budget: Any, evaluations: Any, speedup: Any, steps: Any, blocks: Any
+    ) -> Schedule:
+        options: dict[str, Any]
+        if aim == BUDGET:
+            options = {"budget": given(budget, FIELDS[aim])}
+        elif aim == EVALUATIONS:
+            options = {"evaluations": int(given(evaluations, FIELDS[aim]))}
+        else:
+            options = {"speedup": given(speedup, FIELDS[aim])}
         if self.asks_for(name) == "prompt":
             options["blocks"] = int(given(blocks, "Blocks of text"))
         return deciding.schedule(self.opened(name), int(given(steps, "Steps")), **options)
@@ -162,9 +167,12 @@ class Controls:
             info="A shipped model, the path of a checkpoint, or a hub id",
             elem_id="model",
         )
-        self.aim = gr.Radio([BUDGET, SPEEDUP], value=BUDGET, label="Aim", elem_id="aim")
-        self.budget = gr.Slider(0.05, 1, 0.25, step=0.01, label="Share of the work", elem_id="budget")
-        self.speedup = gr.Slider(1, 10, 3, step=0.1, label="Times as fast", visible=False, elem_id="speedup")
+        self.aim = gr.Radio(_aims(asks_for), value=BUDGET, label="Aim", elem_id="aim")
+        self.budget = gr.Slider(0.05, 1, 0.25, step=0.01, label=FIELDS[BUDGET], elem_id="budget")
+        self.evaluations = gr.Slider(
+            2, 50, EVALUATED, step=1, label=FIELDS[EVALUATIONS], visible=False, elem_id="evaluations"
+        )
+        self.speedup = gr.Slider(1, 10, 3, step=0.1, label=FIELDS[SPEEDUP], visible=False, elem_id="speedup")
         self.steps = gr.Slider(4, 250, _steps(asks_for), step=1, label="Steps", elem_id="steps")
         self.blocks = gr.Slider(1, 16, BLOCKS, step=1, label="Blocks of text", visible=text, elem_id="blocks")
         self.length = gr.Slider(8, 256, LENGTH, step=8, label="Tokens to write", visible=text, elem_id="length")
@@ -180,16 +188,17 @@ class Controls:
             elem_id="words",
         )
         self.seed = gr.Number(0, label="Seed", precision=0, minimum=0, visible=not text, elem_id="seed")
-        self.decision = [self.model, self.aim, self.budget, self.speedup, self.steps, self.blocks]
+        amounts = [self.budget, self.evaluations, self.speedup]  # in the order of FIELDS
+        self.decision = [self.model, self.aim, *amounts, self.steps, self.blocks]
 
-        def aimed(aim: str) -> tuple[Any, Any]:
-            return gr.update(visible=aim == BUDGET), gr.update(visible=aim == SPEEDUP)
+        def aimed(aim: str) -> list[Any]:
+            return [gr.update(visible=aim == one) for one in FIELDS]
 
-        self.aim.change(aimed, self.aim, [self.budget, self.speedup], show_progress="hidden")
+        self.aim.change(aimed, self.aim, amounts, show_progress="hidden")
         self.adapted = self.model.change(  # the event after which these components suit the model
             lambda name: self._suited(machine, name),
             self.model,
-            [self.blocks, self.length, self.classes, self.words, self.steps, self.seed],
+            [self.blocks, self.length, self.classes, self.words, self.steps, self.seed, self.aim],
             show_progress="hidden",
         )
 
@@ -197,7 +206,7 @@ class Controls:
         try:
             asks_for = machine.asks_for(name)
         except TenutoError:  # `_schedule_part` shows the error
-            return [gr.skip()] * 6
+            return [gr.skip()] * 7
         text = asks_for == "prompt"
         classes = _classes(machine.opened(name)) if asks_for == "class" else []
         return [
@@ -207,6 +216,7 @@ class Controls:
             gr.update(visible=asks_for != "class", label=_words_label(asks_for), value=PROMPT if text else CAPTION),
             gr.update(value=_steps(asks_for)),
             gr.update(visible=not text),
+            gr.update(choices=_aims(asks_for), value=BUDGET),
         ]
 
 
@@ -333,6 +343,11 @@ def _text(label: str) -> Any:
 
 def _classes(stored: Stored) -> list[str]:
     return list(stored.labels) or [str(i) for i in range(min(stored.config.classes, 1000))]
+
+
+def _aims(asks_for: str) -> list[str]:
+    """What can be asked for. Text computes a part of the positions at every step, so its evaluations are its steps."""
+    return [one for one in FIELDS if one != EVALUATIONS or asks_for != "prompt"]
 
 
 def _steps(asks_for: str) -> int:
