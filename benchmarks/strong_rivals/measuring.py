@@ -134,7 +134,7 @@ def best_for(
         for goal, reference in goals.items():
             near = judges.nearness(picture, reference)
             if goal not in best or near["psnr"] > best[goal]["psnr"]:
-                cost = {"evaluations": round(point.evaluations, 2), "seconds": round(point.seconds, 2)}
+                cost = {"evaluations": round(point.evaluations, 2), "seconds": round(point.seconds, 4)}
                 best[goal] = {**near, "setting": point.setting, **cost}
                 pictures[point.name, goal] = picture
     for (name, goal), picture in pictures.items():
