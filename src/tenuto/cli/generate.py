@@ -237,7 +237,7 @@ class Record:
 
     def finish(self, what: str, tell: Callable[[str], object]) -> None:
         """Say what was made, or print it as JSON."""
-        from tenuto.cli.console import print_json
+        from tenuto.cli.console import counted, print_json
         from tenuto.showing.facts import share
 
         facts = self.write()
@@ -249,7 +249,7 @@ class Record:
                 estimate = min((one for _, one in self.told if one is not None), default=None)
                 near = "" if estimate is None else f"; about {estimate:.0f} dB to the full run or nearer, estimated"
                 work = f", {facts['work']:.0%} of them computed{near}"
-            tell(f"{what} ({facts['seconds']:.1f} s, {self.steps} steps{work})")
+            tell(f"{what} ({facts['seconds']:.1f} s, {counted(self.steps, 'step')}{work})")
 
 
 def _draw(
