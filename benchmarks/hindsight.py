@@ -18,9 +18,8 @@ import numpy as np
 import torch
 import typer
 
-from benchmarks.places import results_of
+from benchmarks.places import own_network, results_of
 from benchmarks.search import BEGINS, SIGNAL, Grid, Network, Run, Scheme, full, grid_of, network_of, placed
-from benchmarks.strong_rivals.__main__ import loaded
 from tenuto.files import write_json, write_text
 from tenuto.provenance import origin, provenance
 from tenuto.quality import psnr
@@ -131,7 +130,7 @@ def main(
     """Make the default's choices again with hindsight."""
     made, rows = provenance(device, seed=0), []
     for name in only or ("tiny-dit", "natural-dit"):
-        model = loaded(name, device)
+        model = own_network(name, device)
         for guidance in guidances or (1.5, 5.0):
             network, x = network_of(model, samples, guidance)
             for grid_name in dict.fromkeys(grid for grid, _ in CASES):

@@ -2,6 +2,10 @@
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tenuto.models import Model
 
 ROOT = Path(__file__).parent.parent  # of the project
 
@@ -14,3 +18,14 @@ def results_of(script: str) -> Path:
 def use_packages(folder: Path) -> None:
     """Let Python import packages that were installed into a folder (pip install --target) and not into this project."""
     sys.path.append(str(folder))
+
+
+def own_network(name: str, device: str) -> "Model":
+    """A network of this repository in float32: one that is part of the package, or one of the folder `weights`."""
+    import torch
+
+    import tenuto
+    from tenuto.models import SHIPPED
+
+    place = name if name in SHIPPED else str(ROOT / "weights" / name)
+    return tenuto.load(place, device=torch.device(device), dtype=torch.float32)

@@ -17,10 +17,9 @@ import torch
 import typer
 from torch import Tensor
 
-import tenuto
-from benchmarks.places import ROOT, results_of
+from benchmarks.places import own_network, results_of
 from tenuto.files import write_json, write_text
-from tenuto.models import SHIPPED, Model
+from tenuto.models import Model
 from tenuto.provenance import origin, provenance
 from tenuto.runtime.pacing import PEAK
 from tenuto.sampling.pictures import generate
@@ -132,8 +131,7 @@ def main(
     record |= {"provenance": provenance(device), "samples": samples}
     done = {(case["network"], case["guidance"], case["solver"], case["steps"]) for case in record["cases"]}
     for name in only or NETWORKS:
-        place = name if name in SHIPPED else str(ROOT / "weights" / name)
-        model = tenuto.load(place, device=torch.device(device), dtype=torch.float32)
+        model = own_network(name, device)
         for scale in guidance or GUIDANCES:
             for by in solver or SOLVERS:
                 for count in steps or STEPS:

@@ -25,10 +25,9 @@ import typer
 from numpy.typing import NDArray
 from torch import Tensor
 
-import tenuto
-from benchmarks.places import ROOT, results_of
+from benchmarks.places import own_network, results_of
 from tenuto.files import write_json
-from tenuto.models import SHIPPED, Model
+from tenuto.models import Model
 from tenuto.provenance import provenance
 from tenuto.quality import psnr
 from tenuto.runtime.prediction import polynomial_weights
@@ -362,8 +361,7 @@ def main(
     """Try listed and random schemes on one network, and write what each was worth."""
     began, rng = time.monotonic(), random.Random(seed)
     torch.set_num_threads(threads or torch.get_num_threads())
-    place = only if only in SHIPPED else str(ROOT / "weights" / only)
-    model = tenuto.load(place, device=torch.device(device), dtype=torch.float32)
+    model = own_network(only, device)
     network, x = network_of(model, samples, guidance)
     vae = vae_of(model)
 

@@ -21,9 +21,8 @@ from typing import Annotated, Any
 import torch
 import typer
 
-import tenuto
 from benchmarks.kept import Kept
-from benchmarks.places import ROOT, results_of
+from benchmarks.places import ROOT, own_network, results_of
 from benchmarks.strong_rivals.joining import check_same_pictures
 from benchmarks.strong_rivals.judging import Judges
 from benchmarks.strong_rivals.measuring import CONVERGED, OURS, STEPS, Scene, cost_of, winners
@@ -31,7 +30,6 @@ from benchmarks.strong_rivals.progress import Progress
 from benchmarks.strong_rivals.report import GOALS, RECORD, figure, table
 from tenuto.errors import UsageError
 from tenuto.files import write_json, write_text
-from tenuto.models import SHIPPED, Model
 from tenuto.provenance import provenance
 from tenuto_lab.judging.judges import picture_judge
 from tenuto_lab.judging.lpips import load_lpips
@@ -116,11 +114,6 @@ def nearest(found: Mapping[str, Any]) -> str:
     return ", ".join(said) or "cannot run"
 
 
-def loaded(name: str, device: str) -> Model:
-    place = name if name in SHIPPED else str(ROOT / "weights" / name)
-    return tenuto.load(place, device=torch.device(device), dtype=torch.float32)
-
-
 def read(out: Path) -> dict[str, Any]:
     return {"cases": {}, "measured": {}, **(read_result(out, "table of rivals", RECORD) if out.is_file() else {})}
 
@@ -197,7 +190,7 @@ def main(
         if not each:
             progress.add(STEPS + CONVERGED)
             continue
-        model = loaded(name, device)
+        model = own_network(name, device)
         scene = Scene(model, samples, scale, Kept(kept), Judges(picture_judge(model, device), distance))
         measure_case(record, _title(name, scale), scene, asked, progress, made, save)
     save()

@@ -112,7 +112,7 @@ def test_rows_without_a_fingerprint_are_joined_if_a_solver_comes_to_its_recorded
 def run(scene: Scene, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """The command on a small network; returns what the file holds afterwards."""
     monkeypatch.setattr(command, "figure", lambda record, path: None)
-    monkeypatch.setattr(command, "loaded", lambda name, device: scene.model)
+    monkeypatch.setattr(command, "own_network", lambda name, device: scene.model)
 
     def call(**options: Any) -> dict[str, Any]:
         asked = {"rivals": ["DDIM", "UniPC 2"], "evaluations": [5], "settings": "all", "lpips": None, "device": "cpu"}
