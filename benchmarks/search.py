@@ -4,6 +4,7 @@
     python -m benchmarks.search --only tiny-dit --trials 4 --samples 2 --evaluations 8   # a try on the CPU
     python -m benchmarks.search --begins --only tiny-dit --guidance 7 --grids ddim-50,ddim-250 --thinned 64
     python -m benchmarks.search --signal --only tiny-uvit --guidance 5 --grids ddim-50,ddim-250 --thinned 64
+    python -m benchmarks.search --noise --only tiny-dit --guidance 5 --grids ddim-50,karras-28,flow-28 --thinned 64
 
 DDIM, Euler and flow matching's Euler are one update on different grids of noise levels: sample = signal · clean + noise
 · ε. A scheme says which steps of a grid are evaluated, which combination of clean estimate and noise is predicted at
@@ -41,7 +42,7 @@ from tenuto.sampling.pictures import (
     make_solver,
     vae_of,
 )
-from tenuto.scheduling.placement import FEW, MANY, asked_ahead
+from tenuto.scheduling.placement import FEW, MANY, SHIFT, asked_ahead
 from tenuto_lab.frontier.cases import asked_for
 
 Floats = NDArray[np.float64]
@@ -98,6 +99,8 @@ class Scheme:
     mixed: float = 0.3  # the share of the log-SNR in the placement
     angle: float = 0.2  # the share of the angle between signal and noise in the placement
     time: float = 0.0  # the share of the noise's time in placement and variable (tenuto.scheduling.placement)
+    flow: float = 0.0  # the share of flow matching's time in the placement
+    timed: bool = False  # whether the variable is the noise's time, whatever the shares are
     ease: float = 1.0  # above 1: the first evaluations lie closer together
     correction: str = "all"  # none, all, gap (of the log-SNR below the limit), risk (a² · gap below the limit)
     limit: float = 0.0
@@ -118,12 +121,16 @@ def noise_time(grid: Grid) -> Floats:
     return normed(-np.sqrt(np.logaddexp(0.0, -2 * np.maximum.accumulate(grid.log_snr))))
 
 
+def flow_time(grid: Grid) -> Floats:
+    return normed(SHIFT / (SHIFT + np.exp(-np.maximum.accumulate(grid.log_snr))))
+
+
 def placed(grid: Grid, scheme: Scheme, count: int) -> list[int]:
     """The steps that are evaluated."""
     index = normed(np.arange(grid.steps, dtype=float))
     level, angle = np.maximum.accumulate(grid.log_snr), -np.arctan2(grid.noise[:-1], grid.signal[:-1])
-    progress = (1 - scheme.mixed - scheme.angle - scheme.time) * index + scheme.time * noise_time(grid)
-    progress += scheme.mixed * normed(level) + scheme.angle * normed(angle)
+    progress = (1 - scheme.mixed - scheme.angle - scheme.time - scheme.flow) * index + scheme.time * noise_time(grid)
+    progress += scheme.mixed * normed(level) + scheme.angle * normed(angle) + scheme.flow * flow_time(grid)
     chosen, last = [], -1
     few = count < FEW and grid.steps >= 4 * count
     quiet = int((grid.log_snr <= scheme.silent).sum()) if scheme.silent is not None and count < scheme.many else 0
@@ -146,6 +153,8 @@ class Run:
         index = normed(np.arange(grid.steps, dtype=float))
         self.at = scheme.variable * normed(grid.log_snr) + scheme.time * noise_time(grid)
         self.at += (1 - scheme.variable - scheme.time) * index
+        if scheme.timed:
+            self.at = noise_time(grid)
         self.bound, self.ahead = scheme.bound, 0
         self.kept = "velocity" if scheme.kept == "adaptive" else scheme.kept
         self.known: list[tuple[int, Tensor, Tensor]] = []  # (step, clean, noise) of the last refreshes
@@ -289,7 +298,12 @@ DEFAULT = Scheme()
 ONCE = Scheme(bound_if_few=2.0, before_end=0.5)  # the default until the first evaluation could ask ahead
 BEGINS = [
     ONCE,
-    replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8),  # the default since
+    replace(ONCE, silent=-3.5, audible=3.0, before_end=0.8),  # the default until flow matching's time was measured
+]
+# If a run begins in noise alone: the step's number in the placement, and since. Nothing asks ahead, as in pipelines.
+NOISE = [
+    replace(ONCE, before_end=0.8),
+    replace(ONCE, before_end=0.8, flow=0.5, timed=True),
 ]
 # If a run begins with signal: the default until placement and variable became half level, half time, and since.
 SIGNAL = [
@@ -348,6 +362,10 @@ def main(
         bool,
         typer.Option("--signal", help="Try nothing but the default before and now, for runs that begin with signal."),
     ] = False,
+    noise: Annotated[
+        bool,
+        typer.Option("--noise", help="Try nothing but the default before and now, for runs that begin in noise alone."),
+    ] = False,
     about: Annotated[bool, typer.Option("--about", help="With --begins: and what is near to it.")] = False,
     thinned: Annotated[
         int | None, typer.Option(help="Evaluate only so many steps of the converged run; long grids have no full run.")
@@ -384,8 +402,9 @@ def main(
         near = None if whole is None else float(psnr(whole, converged).mean())
         cases.append({"network": only, "guidance": guidance, "grid": f"{kind}-{steps}", "whole": near, "rows": []})
     schemes = PLACEMENTS if placements else [*SCHEMES, *(drawn(rng) for _ in range(trials))]
-    if begins or signal:
-        schemes = SIGNAL if signal else [*BEGINS, *(ABOUT_BEGINS if about else [])]
+    listed = begins or signal or noise
+    if listed:
+        schemes = SIGNAL if signal else NOISE if noise else [*BEGINS, *(ABOUT_BEGINS if about else [])]
     record: dict[str, Any] = {"provenance": provenance(device, seed=seed), "samples": samples, "evaluations": counts}
     for number, scheme in enumerate(schemes):
         if time.monotonic() - began > seconds:
@@ -397,7 +416,7 @@ def main(
                 goals = (whole, converged)
                 row.append([None if one is None else _near(got, one) for one in goals])
             case["rows"].append(row)
-        if begins or signal or number % 20 == 19:
+        if listed or number % 20 == 19:
             write_json(out, {**record, "schemes": [asdict(one) for one in schemes[: number + 1]], "cases": cases})
     done = len(cases[0]["rows"])
     write_json(out, {**record, "schemes": [asdict(one) for one in schemes[:done]], "cases": cases})

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from tenuto.runtime.levels import Levels
 from tenuto.runtime.pacing import Account, Pace, check_quality
 from tenuto.runtime.prediction import polynomial_weights, steady_for
-from tenuto.runtime.stepping import places_of as places_of_levels
 from tenuto.runtime.stepping import taken_for_picture
 from tenuto.scheduling.making import check_budget
 from tenuto.scheduling.placement import placed
+from tenuto.scheduling.placement import places_of as places_of_levels
 from tenuto.scheduling.refresh import evaluations_for
 
 ORDER = 2  # the degree of Tenuto's polynomials: quadratic, through the last three computed values
@@ -44,9 +44,9 @@ def places_of(sigmas: Sequence[float], flow: bool) -> list[float]:
     Two-stage samplers evaluate several times at one level, or go back to one.
     """
     different = sorted(set(sigmas), reverse=True)
-    log_snr = levels_of(different, flow).log_snr
-    places = dict(zip(different, places_of_levels(log_snr, range(len(different))), strict=True))
-    return [places[sigma] for sigma in sigmas]
+    places = places_of_levels(len(different), levels_of(different, flow).log_snr).tolist()
+    at = dict(zip(different, places, strict=True))
+    return [at[sigma] for sigma in sigmas]
 
 
 def spread(levels: Levels, among: Sequence[int], evaluations: int) -> list[int]:

@@ -27,7 +27,8 @@ from torch import Tensor
 from tenuto.errors import ScheduleError
 from tenuto.runtime import prediction
 from tenuto.runtime.levels import Levels, Nature, nature_of
-from tenuto.runtime.stepping import Stepping, numbers_of, places_of, restore, sample_in, snapshot
+from tenuto.runtime.stepping import Stepping, numbers_of, restore, sample_in, snapshot
+from tenuto.scheduling.placement import places_of
 
 CLIPPED: dict[str, tuple[Any, dict[str, Any]]] = {
     "DDIM, clipped": (
@@ -209,7 +210,7 @@ def unbounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def polynomial(levels: Levels, quantity: str, variable: str) -> Network:
     """A network whose clean estimate or noise is a parabola, whatever the sample is."""
     numbers = numbers_of(levels, len(levels))
-    at = torch.tensor(numbers if variable == "step" else places_of(levels.log_snr, numbers), dtype=torch.float64)
+    at = torch.tensor(numbers if variable == "step" else places_of(len(levels), levels.log_snr), dtype=torch.float64)
     at = (at - at[0]) / (at[-1] - at[0])
     one, two, three = (noise(seed=seed).double() for seed in (5, 6, 7))
 

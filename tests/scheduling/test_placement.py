@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenuto.scheduling.placement import FEW, SILENT, asked_ahead, placed
+from tenuto.scheduling.placement import FEW, LEAST, SILENT, asked_ahead, placed, places_of, progress_of
 
 LEVELS = st.lists(st.one_of(st.floats(-20, 20), st.floats(-0.1, 0.1)), min_size=1, max_size=40).flatmap(
     lambda levels: st.sampled_from([levels, sorted(levels), sorted(levels, reverse=True)])
@@ -83,6 +83,25 @@ def test_there_are_most_where_picture_and_noise_are_equally_strong():
     chosen = np.flatnonzero(placed(60, 15, np.linspace(-6, 6, 60).tolist()))
     gaps = np.diff(chosen)
     assert gaps[len(gaps) // 2] < gaps[0] and gaps[len(gaps) // 2] < gaps[-1]
+
+
+@pytest.mark.parametrize("first", [-5.0, -2.7], ids=["from noise alone", "with signal"])
+def test_how_a_scheduler_spaces_its_steps_does_not_matter(first):
+    """Two schedulers that go through the same noise levels at another pace are evaluated at the same levels."""
+    even, karras = np.linspace(first, 5, 400), first + (5 - first) * np.linspace(0, 1, 400) ** 2
+    for measure in (progress_of, places_of):
+        between = np.interp(even, karras, measure(400, karras.tolist()))
+        assert np.abs(between - measure(400, even.tolist())).max() < 1e-3
+    for evaluations in (7, 12, 20):
+        one, other = (levels[placed(400, evaluations, levels.tolist())] for levels in (even, karras))
+        assert np.abs(one - other).max() < 0.1
+
+
+def test_levels_without_any_signal_are_one_place():
+    """Flow matching begins without signal, and SVD with seven hundred times as much noise: nothing happens there."""
+    levels = [-9.2, -6.5, LEAST, -4.0, 0.0, 3.0]
+    assert places_of(6, levels)[:3].tolist() == progress_of(6, levels)[:3].tolist() == [0, 0, 0]
+    assert places_of(6, levels)[3] > 0 and progress_of(6, levels)[3] > 0
 
 
 @pytest.mark.parametrize("levels", [[1.0] * 9, list(range(9, 0, -1)), None])

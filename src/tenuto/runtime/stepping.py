@@ -30,7 +30,7 @@ from tenuto.errors import ScheduleError
 from tenuto.runtime.levels import Levels, Nature
 from tenuto.runtime.pacing import Account, Pace
 from tenuto.runtime.prediction import polynomial_weights, steady_for, weighted
-from tenuto.scheduling.placement import begins_with_signal, progress_of
+from tenuto.scheduling.placement import places_of
 
 VARIANCE = 0.25  # of pictures, as EDM (Karras et al. 2022) takes it
 AUDIBLE = 3.0  # if the signal is a third of the noise or more, predictions may have their full degree
@@ -68,7 +68,7 @@ class Stepping:
         self._range = range_of(scheduler)
         numbers = numbers_of(nature.levels, len(self._computed))
         log_snr = None if nature.levels is None else nature.levels.log_snr
-        self._places = places_of(log_snr, numbers)
+        self._places: list[float] = places_of(len(self._computed), log_snr).tolist()
         self._ahead = ahead if nature.levels is not None else 0
         self._places[: self._ahead] = [self._places[self._ahead]] * self._ahead  # they share the place of its value
         self._steady = steady_for(sum(self._computed))
@@ -243,15 +243,6 @@ def numbers_of(levels: Levels | None, steps: int) -> list[int]:
     for step in range(1, steps):
         numbers.append(numbers[-1] + (mixed is None or mixed[step] != mixed[step - 1]))
     return numbers
-
-
-def places_of(log_snr: Sequence[float] | None, numbers: Sequence[int]) -> list[float]:
-    """The variable of the polynomials: the measure by which evaluations are placed, so that they lie evenly in it.
-
-    If a run begins in noise alone, or if the levels are unknown, it is the number of the step.
-    """
-    places: Sequence[float] = progress_of(len(numbers), log_snr).tolist() if begins_with_signal(log_snr) else numbers
-    return [float(place) for place in places]
 
 
 def sample_in(result: Any) -> Tensor:

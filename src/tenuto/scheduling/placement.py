@@ -1,13 +1,17 @@
 """Where to evaluate: which steps are computed, for a given number of evaluations.
 
 The noise falls unevenly along the steps of most schedulers, and the network's estimate changes with the noise. So the
-evaluations are spread evenly over a measure of progress. One half of it is the noise level (the logarithm of the
-signal-to-noise ratio). The other half is the time at which a process that adds noise ever faster reaches this level, as
-the processes do that networks are trained with. So the measure does not depend on how a scheduler spaces its steps.
+evaluations are spread evenly over a measure of progress. The measure depends on the noise level of a step alone, not on
+how a scheduler spaces its steps. One half of it is the noise level (the logarithm of the signal-to-noise ratio). The
+other half is the time at which a process that adds noise ever faster reaches this level, as the processes do that
+networks are trained with.
 
 If a run begins in noise alone, its levels reach far into noise in which little happens. Then the measure is a mixture
-of the step's number, the level, and the angle between signal and noise, which hardly changes there. `python -m
-benchmarks.search` with `--placements` and with `--signal` is where this was found.
+of the level, the angle between signal and noise, and the time of flow matching: the last two hardly change there.
+`python -m benchmarks.search` with `--placements`, `--signal` and `--noise` is where this was found.
+
+Predictions are polynomials (tenuto.runtime.prediction). Their variable (`places_of`) is a function of the noise level,
+too: the measure itself, or the time of the process that adds noise if the run begins in noise alone.
 
 The last step is computed as well, because it decides over the finest detail, unless there are few evaluations for many
 steps: then the last evaluation is worth more a little earlier.
@@ -26,7 +30,9 @@ from numpy.typing import NDArray
 FEW = 9  # evaluations; fewer than these are few
 MANY = 12  # evaluations; with fewer, the first may ask ahead
 LEVEL, TIME = 0.5, 0.5  # shares in the measure
-NUMBER_FROM_NOISE, LEVEL_FROM_NOISE, ANGLE_FROM_NOISE = 0.5, 0.3, 0.2  # instead, if a run begins in noise alone
+FLOW_FROM_NOISE, LEVEL_FROM_NOISE, ANGLE_FROM_NOISE = 0.5, 0.3, 0.2  # instead, if a run begins in noise alone
+SHIFT = 5.0  # of the flow: halfway, the noise is so many times as strong as the signal
+LEAST = -5.0  # log-SNR; samples with less signal than this are alike
 BEFORE_END, BEFORE_END_FROM_NOISE = 0.4, 0.8  # of an interval: how much earlier few evaluations end
 SILENT = -3.5  # log-SNR; a sample up to here is all noise: its signal is a thirtieth
 
@@ -67,7 +73,7 @@ def asked_ahead(computed: Sequence[bool], log_snr: Sequence[float]) -> int:
         return 0
     progress = progress_of(len(computed), log_snr)
     halfway = int(np.flatnonzero(progress <= progress[following[0]] / 2)[-1])
-    return min(halfway, _silent(log_snr))
+    return min(halfway, following[0] - 1, _silent(log_snr))  # steps at one noise level are no way apart
 
 
 def begins_with_signal(log_snr: Sequence[float] | None) -> bool:
@@ -83,16 +89,36 @@ def _silent(log_snr: Sequence[float] | None) -> int:
 
 
 def progress_of(steps: int, log_snr: Sequence[float] | None) -> NDArray[np.float64]:
-    """How far along each step is, from 0 to 1."""
-    number = np.arange(steps) / max(1, steps - 1)
-    if log_snr is None or not log_snr[-1] > log_snr[0]:
-        return number
-    level = np.maximum.accumulate(np.asarray(log_snr, dtype=np.float64))
+    """How far along each step is, from 0 to 1. If the noise levels are unknown, the steps count alike."""
+    level = _rising(log_snr)
+    if level is None:
+        return np.arange(steps) / max(1, steps - 1)
     if begins_with_signal(log_snr):
-        time = -np.sqrt(np.logaddexp(0.0, -2 * level))  # √log(1 + σ²): that of noise whose rate β grows linearly
-        return LEVEL * _normed(level) + TIME * _normed(time)
+        return LEVEL * _normed(level) + TIME * _normed(_time(level))
+    flow = SHIFT / (SHIFT + np.exp(-level))
     angle = -np.arctan(np.exp(-level))  # tan = noise / signal
-    return NUMBER_FROM_NOISE * number + LEVEL_FROM_NOISE * _normed(level) + ANGLE_FROM_NOISE * _normed(angle)
+    return FLOW_FROM_NOISE * _normed(flow) + LEVEL_FROM_NOISE * _normed(level) + ANGLE_FROM_NOISE * _normed(angle)
+
+
+def places_of(steps: int, log_snr: Sequence[float] | None) -> NDArray[np.float64]:
+    """The variable of the polynomials at each step, from 0 to 1. Steps at one noise level share a place."""
+    level = _rising(log_snr)
+    if level is None or begins_with_signal(log_snr):
+        return progress_of(steps, log_snr)
+    return _normed(_time(level))
+
+
+def _rising(log_snr: Sequence[float] | None) -> NDArray[np.float64] | None:
+    """The levels, as far as they say anything; None if they do not rise or are unknown."""
+    if log_snr is None or not log_snr[-1] > log_snr[0]:
+        return None
+    return np.maximum.accumulate(np.maximum(np.asarray(log_snr, dtype=np.float64), LEAST))
+
+
+def _time(level: NDArray[np.float64]) -> NDArray[np.float64]:
+    """−√log(1 + σ²): the time, counted backwards, at which noise whose rate β grows linearly reaches the level."""
+    time: NDArray[np.float64] = -np.sqrt(np.logaddexp(0.0, -2 * level))
+    return time
 
 
 def _normed(values: NDArray[np.float64]) -> NDArray[np.float64]:
