@@ -44,6 +44,7 @@ class Judge(Protocol):
     """Whoever says how far pictures are from real ones."""
 
     name: str
+    least: int  # pictures that a distance needs
 
     def distance(self, images: Tensor) -> Distance | None:
         """The Fréchet distance of pictures [N, C, H, W] in [-1, 1]; None if there are too few of them."""
@@ -78,6 +79,11 @@ class PictureJudge:
     def device(self) -> torch.device:
         return next(self.module.parameters()).device
 
+    @property
+    def least(self) -> int:
+        """More pictures than features, for an invertible covariance."""
+        return 2 if self.statistics is None else len(self.statistics.mean) + 1
+
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
         """[N, D]: the features for Fréchet distances."""
@@ -85,7 +91,7 @@ class PictureJudge:
 
     def distance(self, images: Tensor) -> Distance | None:
         """The Fréchet distance from real pictures; None if there are too few pictures for an invertible covariance."""
-        if self.statistics is None or len(images) <= len(self.statistics.mean):
+        if self.statistics is None or len(images) < self.least:
             return None
         many = resamples_for(len(self.statistics.mean))
         return Distance.of(self.features(images).cpu(), self.statistics.to("cpu"), many)
