@@ -44,7 +44,11 @@ class Judge(Protocol):
     """Whoever says how far pictures are from real ones."""
 
     name: str
-    least: int  # pictures that a distance needs
+
+    @property
+    def least(self) -> int:
+        """The number of pictures that a distance needs."""
+        ...
 
     def distance(self, images: Tensor) -> Distance | None:
         """The Fréchet distance of pictures [N, C, H, W] in [-1, 1]; None if there are too few of them."""

@@ -6,8 +6,17 @@ from types import MappingProxyType
 from typing import Any
 
 from tenuto_lab.paper import EXPERIMENTS
-from tenuto_lab.paper.abstract import OLDER, SETTINGS, TIMED, Ladders, Records, abstract_table, models_table
-from tenuto_lab.paper.experiment_report import anchor, counts, rejudged, rests_on, table_rows, verdict, where_of
+from tenuto_lab.paper.abstract import (
+    OLDER,
+    SETTINGS,
+    TIMED,
+    Ladders,
+    Records,
+    abstract_table,
+    ladder_rows,
+    models_table,
+)
+from tenuto_lab.paper.experiment_report import anchor, counts, number, rejudged, rests_on, table_rows, verdict, where_of
 from tenuto_lab.paper.operating import SMALL
 from tenuto_lab.paper.smallest import SIZE
 from tenuto_lab.paper.ways import SATURATED
@@ -137,7 +146,17 @@ def about_ladders(ladders: Ladders) -> list[str]:
         return []
     commits = ", ".join(sorted({setting["commit"] for setting in made}))
     scattered = any("lifetimes" not in setting for setting in made)
-    return [LADDER.format(mark=TIMED, commits=commits, lifetimes=SCATTERED if scattered else "")]
+    told = LADDER.format(mark=TIMED, commits=commits, lifetimes=SCATTERED if scattered else "")
+    return [told + runs_differ(ladders)]
+
+
+def runs_differ(ladders: Ladders) -> str:
+    """The speed-ups of the complete system, if several runs measured them: a verdict takes those of the first run."""
+    speeds: dict[str, list[str]] = {}
+    for row in (row for ladder in ladders for row in ladder_rows(ladder)):
+        speeds.setdefault(row["model"], []).append(f"{number(row['measured'])}×")
+    both = [f"{model} {' and '.join(each)}" for model, each in speeds.items() if len(each) > 1]
+    return f"Runs differ; the verdict takes the first: {', '.join(both)}.\n" if both else ""
 
 
 def in_parts(records: Records) -> list[str]:

@@ -27,6 +27,7 @@ from tenuto_lab.paper.results_page import (
     found_again,
     protocol_of,
     results_page,
+    runs_differ,
     titled,
     without_repeats,
 )
@@ -185,10 +186,20 @@ def test_graphs_and_eliminated_branches_are_two_claims_about_llada() -> None:
 
 def test_the_speeds_say_how_old_they_are() -> None:
     setting = {"commit": "abc", "lifetimes": "spectral"}
-    assert "abc" in about_ladders([{"settings": {"dit:16": setting}}])[0]
-    assert "random scores" in about_ladders([{"settings": {"dit:16": {"commit": "abc"}}}])[0]
-    assert "random scores" not in about_ladders([{"settings": {"dit:16": setting}}])[0]
+    assert "abc" in about_ladders([{"settings": {"dit:16": setting}, "rows": []}])[0]
+    assert "random scores" in about_ladders([{"settings": {"dit:16": {"commit": "abc"}}, "rows": []}])[0]
+    assert "random scores" not in about_ladders([{"settings": {"dit:16": setting}, "rows": []}])[0]
     assert about_ladders([]) == []
+
+
+def test_speeds_of_several_runs_are_all_told() -> None:
+    """A verdict takes one run. A reader sees how far the other one is from it."""
+    runs = [
+        {"rows": [{**COMMON, "mode": "jagged + compiled", "case": "llada:512", "speedup_over_eager": fast}]}
+        for fast in (3.1, 2.9)
+    ]
+    assert runs_differ(runs) == "Runs differ; the verdict takes the first: LLaDA-8B 3.1× and 2.9×.\n"
+    assert runs_differ(runs[:1]) == ""
 
 
 def test_stored_figures_are_judged_by_fid_with_the_widest_interval() -> None:
