@@ -29,6 +29,7 @@ class InceptionJudge:
         if statistics is None:
             raise UsageError(f"{reference.name} holds neither pictures nor statistics of them.")
         self.statistics = statistics.to(self._device)
+        self.enough = len(self.statistics.mean) + 1
 
     def distance(self, images: Tensor) -> Distance | None:
         """As in Judge. Fewer pictures than features have no invertible covariance, but a distance all the same."""

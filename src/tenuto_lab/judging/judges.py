@@ -50,6 +50,11 @@ class Judge(Protocol):
         """The number of pictures that a distance needs."""
         ...
 
+    @property
+    def enough(self) -> int:
+        """The number of pictures from which on distances may be compared with published ones: more than features."""
+        ...
+
     def distance(self, images: Tensor) -> Distance | None:
         """The Fréchet distance of pictures [N, C, H, W] in [-1, 1]; None if there are too few of them."""
         ...
@@ -87,6 +92,10 @@ class PictureJudge:
     def least(self) -> int:
         """More pictures than features, for an invertible covariance."""
         return 2 if self.statistics is None else len(self.statistics.mean) + 1
+
+    @property
+    def enough(self) -> int:
+        return self.least
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:

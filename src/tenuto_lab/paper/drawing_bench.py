@@ -62,6 +62,11 @@ class PictureBench(ModelBench):
                 f"{model.name}: {many} pictures are too few for an FID in {judge.name}; {judge.least} are enough "
                 "(--samples times --seeds). Claims about FID will say: cannot tell."
             )
+        elif judge is not None and many < judge.enough:
+            self.lacks = (
+                f"{model.name}: {many} pictures are fewer than the features, so their FIDs are too high. Compare them "
+                f"with each other only; for published ones take at least {judge.enough} (--samples times --seeds)."
+            )
         self._full: dict[int, tuple[list[Tensor], float | None]] = {}
         self._distances: dict[int, Distance | None] = {}  # of the full run's pictures from real pictures, by steps
 

@@ -265,7 +265,8 @@ def test_the_time_left_is_told_without_a_terminal(checkpoint: Any, tmp_path: Pat
 
 
 def test_too_few_pictures_for_an_fid_are_named_once_before_the_first_trial(bench: Any) -> None:
-    judge: Any = SimpleNamespace(name="some features", least=5, distance=lambda images: None, value=lambda images: None)
+    none = {"distance": lambda images: None, "value": lambda images: None}
+    judge: Any = SimpleNamespace(name="some features", least=5, enough=9, **none)
     said: list[str] = []
     few = PictureBench(bench.model, 2, range(2), [0, 1], judge)
     lab = Lab((few.model.name,), 2, 2, STEPS, say=lambda text: said.append(text))
@@ -273,7 +274,11 @@ def test_too_few_pictures_for_an_fid_are_named_once_before_the_first_trial(bench
         tried(lab, few, name, in_full(few))
     assert "4 pictures are too few for an FID in some features; 5 are enough" in said[0]
     assert sum("too few" in text for text in said) == 1
-    assert not PictureBench(bench.model, 5, range(1), [0] * 5, judge).lacks and not bench.lacks
+    assert (
+        "with each other only; for published ones take at least 9"
+        in PictureBench(bench.model, 5, range(1), [0] * 5, judge).lacks
+    )
+    assert not PictureBench(bench.model, 9, range(1), [0] * 9, judge).lacks and not bench.lacks
 
 
 def test_steps_and_samples_are_what_was_asked_for(checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
