@@ -3,7 +3,7 @@
     python -m benchmarks.scaling --device cuda --network weights/natural-dit --network data/family/large --guidance 3
 
 Every network at every guidance is one case. A case that the file holds already is left out unless --again is given, so
-an interrupted run goes on with the case at which it stopped. docs/results.md says how the networks are trained.
+an interrupted run goes on with the case at which it stopped. docs/benchmarks.md says how the networks are trained.
 """
 
 import time

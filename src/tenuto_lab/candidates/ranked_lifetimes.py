@@ -82,18 +82,12 @@ def lifetimes_by(
     steps: int,
     values: Sequence[float] | NDArray[np.float64],
     name: str,
-    budget: float | None = None,
-    *,
-    orientation: int = 1,
-    tau: float | None = None,
-    min_lifetime: float = MIN_LIFETIME,
-    predict: Predict = "constant",
-    keep: Keep = "update",
+    budget: float,
 ) -> Schedule:
     """The same lifetimes in the order of measured numbers; `name` says what the numbers are."""
-    policy: dict[str, object] = {"name": "ranked_lifetimes", "ranking": name, "orientation": orientation}
+    policy: dict[str, object] = {"name": "ranked_lifetimes", "ranking": name, "orientation": 1}
     numbers = np.asarray(values, dtype=np.float64)
-    return _given_out(scores, steps, numbers, policy, orientation, budget, tau, min_lifetime, predict, keep)
+    return _given_out(scores, steps, numbers, policy, 1, budget)
 
 
 def in_order(lives: Sequence[int], values: NDArray[np.float64]) -> NDArray[np.int_]:
@@ -111,10 +105,10 @@ def _given_out(
     policy: dict[str, object],
     orientation: int,
     budget: float | None,
-    tau: float | None,
-    min_lifetime: float,
-    predict: Predict,
-    keep: Keep,
+    tau: float | None = None,
+    min_lifetime: float = MIN_LIFETIME,
+    predict: Predict = "constant",
+    keep: Keep = "update",
 ) -> Schedule:
     if orientation not in (1, -1):
         raise UsageError(f"A ranking is oriented by 1 or −1, not by {orientation}.")

@@ -23,6 +23,9 @@ def results(
     smallest: Annotated[
         Path, typer.Option(help="Core seconds, as `python -m benchmarks.smallest_experiments` wrote them.")
     ] = Path("results/smallest_experiments/smallest_experiments.json"),
+    repeated: Annotated[
+        Path, typer.Option(help="Where `tenuto lab experiment -o` wrote later runs of the same size.")
+    ] = Path("results/experiments_repeated"),
 ) -> None:
     """Write one page of what the experiments found."""
     from tenuto.cli.console import say
@@ -48,7 +51,8 @@ def results(
     seen_from = Path(os.path.relpath(folder.resolve(), output.parent.resolve())).as_posix()
     timed = [read_ladder(file) for file in (ladder, modes) if file.is_file()]
     tried = read_smallest(smallest) if smallest.is_file() else {}
-    write_text(output, results_page(records, seen_from, timed, tried))
+    again = [read_experiment(file) for file in sorted(repeated.glob("*.json"))]
+    write_text(output, results_page(records, seen_from, timed, tried, again))
     say(f"Wrote {output}")
     if html is not None:
         _html(records, folder, html, timed)

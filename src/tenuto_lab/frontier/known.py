@@ -23,14 +23,7 @@ from tenuto_lab.result_files import (
     whole,
 )
 
-PROJECT = Path(__file__).parents[3]  # root of the checkout
 FRONTIER = Path("frontier") / "frontier.json"  # within a folder of results
-
-
-def results_folder() -> Path:
-    """The folder `results` in the current directory; if there is none, the one in this package's checkout."""
-    here, project = Path("results"), PROJECT / "results"
-    return project if not here.is_dir() and project.is_dir() else here
 
 
 def known_frontier(folder: Path) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tenuto.errors import CheckpointError, TenutoError, first_line
+from tenuto.files import check_regular
 
 SPATIAL_CHANNELS = 7  # of 17 × 17 places; sFID uses these features
 
@@ -49,6 +50,8 @@ class ScriptedInception:
 
 def load_inception(weights: Path | None, device: str | torch.device) -> Inception | ScriptedInception:
     """Inception with the weights of a file, or a TorchScript file; without a file, torch-fidelity downloads its own."""
+    if weights is not None:
+        check_regular(weights, "Inception weights")
     if weights is not None and _is_script(weights):
         return _load_script(weights, device)
     try:

@@ -17,6 +17,8 @@ BATCH = 64  # pictures looked at at a time
 class InceptionJudge:
     """Inception, and the statistics of real pictures in its features."""
 
+    least = 2
+
     def __init__(self, inception: "object", reference: Reference, device: str | torch.device) -> None:
         self._inception, self._device = inception, torch.device(device)
         self.name = getattr(inception, "name", "Inception")
@@ -27,10 +29,11 @@ class InceptionJudge:
         if statistics is None:
             raise UsageError(f"{reference.name} holds neither pictures nor statistics of them.")
         self.statistics = statistics.to(self._device)
+        self.enough = len(self.statistics.mean) + 1
 
     def distance(self, images: Tensor) -> Distance | None:
         """As in Judge. Fewer pictures than features have no invertible covariance, but a distance all the same."""
-        if len(images) < 2:
+        if len(images) < self.least:
             return None
         features = self._seen(images)
         if features.shape[1] != len(self.statistics.mean):

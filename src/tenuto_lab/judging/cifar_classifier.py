@@ -5,12 +5,9 @@ Fréchet distances between sets of samples are computed from its penultimate fea
 
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tenuto.errors import CheckpointError
-from tenuto_lab.judging.classifier import convolution
+from tenuto_lab.judging.classifier import convolution, restored
 
 CLASSES = 10
 FEATURES = 184
@@ -55,14 +52,4 @@ class CifarClassifier(nn.Module):
 
 def load_cifar_classifier(directory: Path) -> CifarClassifier:
     """The classifier stored in a directory, ready to judge."""
-    path = directory / "model.safetensors"
-    if not path.is_file():
-        raise CheckpointError(
-            f"There is no classifier at {path}; train one with python -m training.train_cifar_classifier."
-        )
-    classifier = CifarClassifier()
-    try:
-        classifier.load_state_dict(load_file(path))
-    except (SafetensorError, RuntimeError) as error:
-        raise CheckpointError(f"{path} does not hold this classifier's weights, or not whole: {error}") from error
-    return classifier.eval()
+    return restored(CifarClassifier(), directory, "train_cifar_classifier")

@@ -4,6 +4,7 @@ Fréchet distances between sets of samples are computed from its penultimate fea
 """
 
 from pathlib import Path
+from typing import TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -13,6 +14,7 @@ from tenuto.errors import CheckpointError
 
 CLASSES = 10
 FEATURES = 128
+M = TypeVar("M", bound=nn.Module)
 
 
 def convolution(inputs: int, outputs: int) -> nn.Sequential:
@@ -48,12 +50,20 @@ class Classifier(nn.Module):
 
 def load_classifier(directory: Path) -> Classifier:
     """The classifier stored in a directory, ready to judge."""
+    return restored(Classifier(), directory, "train_classifier")
+
+
+def restored(classifier: M, directory: Path, script: str) -> M:
+    """The classifier with the weights stored in a directory, ready to judge, in float32.
+
+    script  the module of `training` that makes such a file
+    """
     path = directory / "model.safetensors"
     if not path.is_file():
-        raise CheckpointError(f"There is no classifier at {path}; train one with python -m training.train_classifier.")
-    classifier = Classifier()
+        raise CheckpointError(f"There is no classifier at {path}; train one with python -m training.{script}.")
     try:
-        classifier.load_state_dict(load_file(path))
+        state = load_file(path)
+        classifier.load_state_dict({key: v.float() if v.is_floating_point() else v for key, v in state.items()})
     except (SafetensorError, RuntimeError) as error:
         raise CheckpointError(f"{path} does not hold this classifier's weights, or not whole: {error}") from error
     return classifier.eval()

@@ -45,6 +45,16 @@ class Judge(Protocol):
 
     name: str
 
+    @property
+    def least(self) -> int:
+        """The number of pictures that a distance needs."""
+        ...
+
+    @property
+    def enough(self) -> int:
+        """The number of pictures from which on distances may be compared with published ones: more than features."""
+        ...
+
     def distance(self, images: Tensor) -> Distance | None:
         """The Fréchet distance of pictures [N, C, H, W] in [-1, 1]; None if there are too few of them."""
         ...
@@ -78,6 +88,15 @@ class PictureJudge:
     def device(self) -> torch.device:
         return next(self.module.parameters()).device
 
+    @property
+    def least(self) -> int:
+        """More pictures than features, for an invertible covariance."""
+        return 2 if self.statistics is None else len(self.statistics.mean) + 1
+
+    @property
+    def enough(self) -> int:
+        return self.least
+
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
         """[N, D]: the features for Fréchet distances."""
@@ -85,7 +104,7 @@ class PictureJudge:
 
     def distance(self, images: Tensor) -> Distance | None:
         """The Fréchet distance from real pictures; None if there are too few pictures for an invertible covariance."""
-        if self.statistics is None or len(images) <= len(self.statistics.mean):
+        if self.statistics is None or len(images) < self.least:
             return None
         many = resamples_for(len(self.statistics.mean))
         return Distance.of(self.features(images).cpu(), self.statistics.to("cpu"), many)

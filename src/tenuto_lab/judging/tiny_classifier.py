@@ -5,13 +5,10 @@ Fréchet distances between sets of samples are computed from its penultimate fea
 
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tenuto.errors import CheckpointError
 from tenuto_lab.judging.cifar_classifier import ResidualPair
-from tenuto_lab.judging.classifier import convolution
+from tenuto_lab.judging.classifier import convolution, restored
 
 CLASSES = 200
 FEATURES = 224
@@ -47,16 +44,5 @@ class TinyClassifier(nn.Module):
 
 
 def load_tiny_classifier(directory: Path) -> TinyClassifier:
-    """The classifier stored in a directory, ready to judge, in float32."""
-    path = directory / "model.safetensors"
-    if not path.is_file():
-        raise CheckpointError(
-            f"There is no classifier at {path}; train one with python -m training.train_tiny_classifier."
-        )
-    classifier = TinyClassifier()
-    try:
-        state = load_file(path)
-        classifier.load_state_dict({key: v.float() if v.is_floating_point() else v for key, v in state.items()})
-    except (SafetensorError, RuntimeError) as error:
-        raise CheckpointError(f"{path} does not hold this classifier's weights, or not whole: {error}") from error
-    return classifier.eval()
+    """The classifier stored in a directory, ready to judge."""
+    return restored(TinyClassifier(), directory, "train_tiny_classifier")

@@ -24,9 +24,13 @@ class AbstractClaim:
     says: str  # in the abstract
     paper: str  # its figure, in the unit of `here`
     experiment: str
-    about: Callable[[Row], bool]  # the rows that test it
+    about: Callable[[Row], bool] | None  # the rows that test it; None: it holds by construction
     here: Callable[[Sequence[Row], Sequence[Row]], str]  # the figure that these rows, and all rows, show
     why: Callable[[Sequence[Row], Sequence[Row]], str]  # a sentence
+
+    def tested(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows that test it."""
+        return [] if self.about is None else [row for row in rows if self.about(row)]
 
 
 def _beginning(*words: str) -> Callable[[Row], bool]:
@@ -75,16 +79,20 @@ def _compared(rows: Sequence[Row], others: Sequence[Row]) -> str:
     return f"better in {better} of {sum(said)}, worse in {worse}"
 
 
-def _why_compared(rows: Sequence[Row], others: Sequence[Row]) -> str:
-    held = [row for row in _pictures(others) if "held for good" in row["quantity"]]
-    ruined = [f"every order raises the FID (× {_range(held, 1)})"] if held else []
-    return _sentence([by_model(rows, ("better", "worse", "cannot tell")), *_missing("rankings", rows, held), *ruined])
+def _why_compared(experiment: str) -> Callable[[Sequence[Row], Sequence[Row]], str]:
+    def why(rows: Sequence[Row], others: Sequence[Row]) -> str:
+        held = [row for row in _pictures(others) if "held for good" in row["quantity"]]
+        ruined = [f"every order raises the FID (× {_range(held, 1)})"] if held else []
+        said = by_model(rows, ("better", "worse", "cannot tell"))
+        return _sentence([said, *_missing(experiment, rows), *ruined])
+
+    return why
 
 
-def _missing(experiment: str, rows: Sequence[Row], held: Sequence[Row]) -> list[str]:
-    """The reference models that should have been compared, and were not."""
-    here = {row["model"] for row in rows}
-    left = [model for model in EXPERIMENTS[experiment].models if model not in here] if held else []
+def _missing(experiment: str, rows: Sequence[Row]) -> list[str]:
+    """The reference models that should have been compared, and were not. Of other models, nothing is missing."""
+    here, known = {row["model"] for row in rows}, EXPERIMENTS[experiment].models
+    left = [model for model in known if model not in here] if here & set(known) else []
     return [f"{', '.join(left)} not measured"] if left else []
 
 
@@ -145,7 +153,7 @@ CLAIMS = (
         "rankings",
         _beginning("SCR/Frobenius against"),
         _compared,
-        _why_compared,
+        _why_compared("rankings"),
     ),
     AbstractClaim(
         "The same holds in retrieval, reasoning, code, summaries and open-ended text.",
@@ -164,7 +172,7 @@ CLAIMS = (
         "horizons",
         _with("spectral against"),
         _compared,
-        _why_compared,
+        _why_compared("horizons"),
     ),
     AbstractClaim(
         "The captured-graph system is 2.8 to 3.0 times as fast as eager inference.",
@@ -210,7 +218,7 @@ CLAIMS = (
         "It needs no router, calibration prompts, or input-dependent search.",
         "by construction",
         "maps",
-        lambda row: False,
+        None,
         lambda rows, others: "by construction",
         lambda rows, others: "`tenuto score` and `tenuto schedule --policy lifetimes` read the weights, nothing else.",
     ),
@@ -245,7 +253,11 @@ def abstract_rows(records: Records, ladders: Ladders = ()) -> list[tuple[str, ..
             rows.append((claim.says, claim.paper, "", "not run", f"`{command}`"))
             continue
         others = known[claim.experiment]
-        tested = [row for row in others if claim.about(row)]
+        tested = claim.tested(others)
+        if claim.about is not None and not tested:
+            told = f"No row of this experiment tests the claim. {_measured_in(claim, records)}".strip()
+            rows.append((claim.says, claim.paper, "not measured", "**cannot tell**", told))
+            continue
         mark = OLDER if claim.experiment in older else TIMED if claim.experiment in ("ladder", "modes") else ""
         word = f"**{verdict_of(tested)}**{mark and f' {mark}'}"
         why = f"{claim.why(tested, others)} {_measured_in(claim, records)}".strip()
@@ -268,7 +280,7 @@ def abstract_table(records: Records, ladders: Ladders = ()) -> list[str]:
 
 
 def verdict_of(rows: Sequence[Row]) -> str:
-    """The verdict of a claim about every row. A claim that no row tests holds by construction."""
+    """The verdict of a claim about every row. Without rows, it holds by construction."""
     _, no, unsure = counts(rows)
     return "does not hold" if no else "cannot tell" if unsure else "holds"
 
@@ -289,7 +301,7 @@ def models_table(records: Records) -> list[str]:
     lines = [f"| the abstract says | {' | '.join(REFERENCE)} |", f"|---|{'---|' * len(REFERENCE)}"]
     for claim in CLAIMS:
         rows = known.get(claim.experiment, ())
-        if any(map(claim.about, rows)):
+        if claim.tested(rows):
             cells = [_cell(claim, model, [row for row in rows if row["model"] == model]) for model in REFERENCE]
             lines.append(f"| {claim.says} | {' | '.join(cells)} |")
     return lines
@@ -299,7 +311,7 @@ def _cell(claim: AbstractClaim, model: str, rows: Sequence[Row]) -> str:
     """What the rows of one model say of a claim. If none of them tests it, the claim is not about this model."""
     if not rows:
         return "not measured" if model in EXPERIMENTS[claim.experiment].models else ""
-    if not (tested := [row for row in rows if claim.about(row)]):
+    if not (tested := claim.tested(rows)):
         return ""
     told = by_model(tested).split(": ", 1)[1]
     near = by_model(tested, nearness=True)

@@ -83,6 +83,7 @@ class Lab:
     only_times: bool = False  # True: nothing else is measured
     takes_time: bool = True  # False: other work runs on the same device, so nothing is timed
     seen: set[str] = field(default_factory=set)  # the names of the trials so far
+    warned: set[str] = field(default_factory=set)  # what was said to be missing
     fresh: int = 0  # how many of them were measured now, not read from the journal
     _benches: dict[str, Bench] = field(default_factory=dict)
 

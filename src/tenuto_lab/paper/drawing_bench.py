@@ -56,6 +56,17 @@ class PictureBench(ModelBench):
         self.wanted, self.judge, self.labels, self.vae = list(wanted), judge, labels, vae
         self.guidance = GUIDANCE.get(self.family) if guidance is None else guidance
         self.batch = min(samples, batch or (256 if self.on_gpu else 32))
+        many = samples * len(seeds)
+        if judge is not None and many < judge.least:
+            self.lacks = (
+                f"{model.name}: {many} pictures are too few for an FID in {judge.name}; {judge.least} are enough "
+                "(--samples times --seeds). Claims about FID will say: cannot tell."
+            )
+        elif judge is not None and many < judge.enough:
+            self.lacks = (
+                f"{model.name}: {many} pictures are fewer than the features, so their FIDs are too high. Compare them "
+                f"with each other only; for published ones take at least {judge.enough} (--samples times --seeds)."
+            )
         self._full: dict[int, tuple[list[Tensor], float | None]] = {}
         self._distances: dict[int, Distance | None] = {}  # of the full run's pictures from real pictures, by steps
 

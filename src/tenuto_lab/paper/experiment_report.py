@@ -63,8 +63,12 @@ def where_of(record: Mapping[str, Any]) -> str:
 
 
 def table_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = [f"| {' | '.join(HEAD)} | |", "|---|---|---:|---:|---|---|---:|---|---|"]
-    return lines + ["| " + " | ".join((*cells(row), noted(row))) + " |" for row in rows]
+    """A table in Markdown. Columns that are empty in every row are left out."""
+    body = [(*cells(row), noted(row)) for row in rows]
+    used = [i for i in range(len(HEAD) + 1) if any(row[i] for row in body)]
+    marks = ("---", "---", "---:", "---:", "---", "---", "---:", "---", "---")
+    head = [[*HEAD, "note"], marks]
+    return [f"| {' | '.join(row[i] for i in used)} |" for row in [*head, *body]]
 
 
 def noted(row: Mapping[str, Any]) -> str:

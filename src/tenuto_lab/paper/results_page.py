@@ -6,11 +6,23 @@ from types import MappingProxyType
 from typing import Any
 
 from tenuto_lab.paper import EXPERIMENTS
-from tenuto_lab.paper.abstract import OLDER, SETTINGS, TIMED, Ladders, Records, abstract_table, models_table
-from tenuto_lab.paper.experiment_report import anchor, counts, rejudged, rests_on, table_rows, verdict, where_of
+from tenuto_lab.paper.abstract import (
+    OLDER,
+    SETTINGS,
+    TIMED,
+    Ladders,
+    Records,
+    abstract_table,
+    ladder_rows,
+    models_table,
+)
+from tenuto_lab.paper.experiment_report import anchor, counts, number, rejudged, rests_on, table_rows, verdict, where_of
+from tenuto_lab.paper.operating import SMALL
 from tenuto_lab.paper.smallest import SIZE
+from tenuto_lab.paper.ways import SATURATED
 
-MOST = 24  # rows of a table on the page
+MOST = 12  # rows of a table on the page, unless more rows test a claim
+SAME = 0.01  # share by which a repeated figure may differ
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 INTRODUCTION = """\
@@ -53,16 +65,16 @@ The comparisons behind the verdicts: by the paper's metric, and (*nearer*) by ne
 
 
 REJUDGED = """\
-{mark} **Older measurements.** These verdicts were computed later from older measurements: {titles}. They were made by
-branches only, at 50 steps (text: 64; horizons: as their rows say), with 3 seeds at most and one random order. They do
-not contain the paired difference of two FIDs, so its interval assumes the worst correlation. `tenuto lab experiment`
-measures them again with the paper's protocol.
+{mark} **Of the first protocol.** {count} experiments were measured before the paper's protocol was followed: by
+branches only, at 50 steps at most (text: 64; horizons: as their rows say), with at most 3 seeds and one random order.
+The verdicts were computed later. These files lack the paired difference of two FIDs, so its interval assumes the worst
+correlation: it is too wide rather than too narrow. `tenuto lab experiment` measures with the paper's protocol now.
 """
 
 
 PARTS = """\
-**Newer measurements.** Several processes measured these experiments at one commit ({made}): {titles}. They
-shared the GPU with other work, so rows about time say *not measured*. Matrix products are TF32. """
+**Measured beside each other.** Several processes on one GPU measured these experiments ({made}): {titles}. So rows
+about time say *not measured*. Matrix products are TF32. """
 
 LADDER = """\
 {mark} **Speeds of the full-size networks** ([every row](../results/ladder/ladder.md),
@@ -75,41 +87,56 @@ lifetimes of the small model of each layout now, and times whole generations as 
 """
 
 
-def results_page(records: Records, folder: str, ladders: Ladders = (), smallest: Mapping[str, Any] = NOTHING) -> str:
+def results_page(
+    records: Records,
+    folder: str,
+    ladders: Ladders = (),
+    smallest: Mapping[str, Any] = NOTHING,
+    repeated: Records = (),
+) -> str:
     """The page.
 
     folder    path from the page to the tables and figures
     ladders   the speed of the full-size networks; smallest: the core seconds of the experiments at the smallest size
+    repeated  later runs of the same size, to see whether the figures are found again
     """
     lines = [INTRODUCTION, *abstract_table(records, ladders), BELOW]
     lines += [*about_older(records), *about_ladders(ladders), *in_parts(records)]
     lines += [MODELS, *models_table(records), READING]
     lines += [
         "## Every experiment\n",
-        "| experiment | the paper | yes | no | cannot tell | nearer: yes, no, cannot tell | rests on |",
+        "The columns count comparisons. *Protocol*: the paper's, or the first one of this project (see †).\n",
+        "| experiment | the paper | yes | no | cannot tell | nearer: yes, no, cannot tell | protocol | rests on |",
     ]
-    lines.append("|---|---|---:|---:|---:|---|---|")
+    lines.append("|---|---|---:|---:|---:|---|---|---|")
     for record in records:
         yes, no, unsure = counts(record["rows"])
         near = counts(record["rows"], nearness=True)
-        mark = f" {OLDER}" if record["provenance"].get("rejudged") else ""
         lines.append(
-            f"| [{record['title']}](#{anchor(record['title'])}){mark} | {where_of(record)} | {yes} | {no} | {unsure} "
-            f"| {', '.join(map(str, near)) if sum(near) else ''} | {rests_on(record)} |"
+            f"| [{record['title']}](#{anchor(record['title'])}) | {where_of(record)} | {yes} | {no} | {unsure} "
+            f"| {', '.join(map(str, near)) if sum(near) else ''} | {protocol_of(record)} | {rests_on(record)} |"
         )
     missing = [name for name in EXPERIMENTS if name not in {record["name"] for record in records}]
     if missing:
         lines.append(f"\nNot run yet: {', '.join(missing)}.")
     lines += ["", *running(smallest)]
     for record in records:
-        lines += _section(record, folder)
+        lines += [*_section(record, folder), *found_again(record, repeated)]
     return "\n".join(lines) + "\n"
 
 
 def about_older(records: Records) -> list[str]:
     """What to say of verdicts that were made later than their measurements."""
-    old = [in_line(record["title"]) for record in records if record["provenance"].get("rejudged")]
-    return [REJUDGED.format(mark=OLDER, titles="; ".join(old))] if old else []
+    old = sum(bool(record["provenance"].get("rejudged")) for record in records)
+    return [REJUDGED.format(mark=OLDER, count=old)] if old else []
+
+
+def protocol_of(record: Mapping[str, Any]) -> str:
+    """In a few words: the first protocol, or the paper's, and whether the run took fewer steps."""
+    made = record["provenance"]
+    if made.get("rejudged"):
+        return f"first {OLDER}"
+    return f"the paper's, but {made['steps']} steps" if made.get("steps") else "the paper's"
 
 
 def about_ladders(ladders: Ladders) -> list[str]:
@@ -119,7 +146,17 @@ def about_ladders(ladders: Ladders) -> list[str]:
         return []
     commits = ", ".join(sorted({setting["commit"] for setting in made}))
     scattered = any("lifetimes" not in setting for setting in made)
-    return [LADDER.format(mark=TIMED, commits=commits, lifetimes=SCATTERED if scattered else "")]
+    told = LADDER.format(mark=TIMED, commits=commits, lifetimes=SCATTERED if scattered else "")
+    return [told + runs_differ(ladders)]
+
+
+def runs_differ(ladders: Ladders) -> str:
+    """The speed-ups of the complete system, if several runs measured them: a verdict takes those of the first run."""
+    speeds: dict[str, list[str]] = {}
+    for row in (row for ladder in ladders for row in ladder_rows(ladder)):
+        speeds.setdefault(row["model"], []).append(f"{number(row['measured'])}×")
+    both = [f"{model} {' and '.join(each)}" for model, each in speeds.items() if len(each) > 1]
+    return f"Runs differ; the verdict takes the first: {', '.join(both)}.\n" if both else ""
 
 
 def in_parts(records: Records) -> list[str]:
@@ -214,21 +251,47 @@ def _section(record: Mapping[str, Any], folder: str) -> list[str]:
     ]
     if record.get("figure"):
         lines.append(f"![{record['title']}]({folder}/{name}.png)\n")
-    lines += table_rows(most_telling(record["rows"]))
-    parts = made.get("measured_by")
-    by = f"`python -m benchmarks.experiments measure` ({len(parts)} processes)" if parts else f"`{made['command']}`"
+    chosen, alike = without_repeats(most_telling(record["rows"]))
+    if chosen:
+        lines += [*table_rows(chosen), ""]
+    if alike:
+        lines.append(f"Left out of this table: {alike} more comparisons in which no sample differs (*cannot tell*).\n")
+    by = "`python -m benchmarks.experiments measure`" if made.get("measured_by") else f"`{made['command']}`"
+    limits = record.get("limits", "").replace(SMALL, "").strip()  # the page says this once, for all experiments
     lines.append(
-        f"\n[Every row]({folder}/{name}.md). {by} at {made['commit']}, {made['hardware']}; "
-        f"{rests_on(record)}.{rejudged(record)} {record.get('limits', '')}"
+        f"[Every row]({folder}/{name}.md). {by} at {made['commit']}, {made['hardware']}; "
+        f"{rests_on(record)}.{rejudged(record)} {limits}".rstrip()
     )
     return lines
 
 
-def most_telling(rows: Sequence[Mapping[str, Any]], most: int = MOST) -> list[Mapping[str, Any]]:
-    """All rows that test a claim. If there is room, also rows with a figure of the paper, as many for each model.
+def without_repeats(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], int]:
+    """The rows with only the first saturated one of each model, and how many were left out."""
+    saturated = [row["model"] if SATURATED in row.get("note", "") else None for row in rows]
+    kept = [row for i, row in enumerate(rows) if saturated[i] is None or saturated[i] not in saturated[:i]]
+    return kept, len(rows) - len(kept)
 
-    If none tests a claim or has a figure of the paper: the first rows of each model.
-    """
+
+def found_again(record: Mapping[str, Any], repeated: Records) -> list[str]:
+    """How many figures of a result a later run found again, within 1 %."""
+    lines = []
+    for later in repeated:
+        if later["name"] != record["name"]:
+            continue
+        first = {(row["model"], row["quantity"]): row["measured"] for row in record["rows"]}
+        pairs = [(first.get((row["model"], row["quantity"])), row["measured"]) for row in later["rows"]]
+        both = [(a, b) for a, b in pairs if a is not None and b is not None]
+        same = sum(abs(a - b) <= SAME * abs(a) for a, b in both)
+        made, models = later["provenance"], ", ".join(dict.fromkeys(row["model"] for row in later["rows"]))
+        lines.append(
+            f"\n*Repeated* on {models}: {same} of {len(both)} figures are the same within {SAME:.0%}. "
+            f"`{made['command']}` at {made['commit']}, {made['hardware']}."
+        )
+    return lines
+
+
+def most_telling(rows: Sequence[Mapping[str, Any]], most: int = MOST) -> list[Mapping[str, Any]]:
+    """All rows that test a claim. If there is room, also rows with a figure of the paper, as many for each model."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     claims = [i for i, row in enumerate(rows) if row["holds"] is not None]
     room = max(0, most - len(claims)) // max(1, len(models))
@@ -236,8 +299,6 @@ def most_telling(rows: Sequence[Mapping[str, Any]], most: int = MOST) -> list[Ma
     for model in models:
         known = [i for i, row in enumerate(rows) if row["model"] == model and i not in chosen]
         chosen.update([i for i in known if None not in (rows[i]["paper"], rows[i]["measured"])][:room])
-        if not claims and not any(row["paper"] is not None for row in rows):
-            chosen.update(known[:room])
     return [row for i, row in enumerate(rows) if i in chosen]
 
 

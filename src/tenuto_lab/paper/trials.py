@@ -109,6 +109,7 @@ class Bench(Protocol):
     granularity: Granularity  # of the paper's schedules
     tasks: tuple[str, ...]  # of a model that writes; the first stands for the paper's GSM8K
     takes_time: bool  # whether trials are timed
+    lacks: str  # what the paper's metric lacks here, in a sentence; empty: nothing
 
     @property
     def family(self) -> str: ...
@@ -139,6 +140,7 @@ class ModelBench:
     granularity: Granularity = "branch"
     tasks: tuple[str, ...] = ()
     takes_time = True
+    lacks = ""
 
     def __init__(self, model: Model, samples: int, seeds: range) -> None:
         if samples < 1 or not seeds:

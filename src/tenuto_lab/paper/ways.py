@@ -81,6 +81,9 @@ def tried(
     key = trial_name(lab, bench, name, steps, base, solver)
 
     def measure() -> dict[str, object]:
+        if bench.lacks and bench.lacks not in lab.warned:  # before hours are spent
+            lab.say(bench.lacks)
+            lab.warned.add(bench.lacks)
         found = bench.trial(way, steps, base, solver)
         lab.say(f"{key}  {f'{found.speedup:.2f}x' if found.speedup else 'not timed'}  {told(found)}")
         return found.to_json()

@@ -16,7 +16,7 @@ only the weight-only factor L_ℓ is a bound; all else is as it was.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -89,7 +89,6 @@ def bound(
     alphas: Sequence[float],
     *,
     last: int,
-    progress: Callable[[str], object] = lambda unit: None,
 ) -> Bound:
     """Both bounds and the true error, of each unit frozen alone behind step `last`, counted from 1.
 
@@ -118,7 +117,7 @@ def bound(
                 sums[i] += later[s] * abs(betas[s]) * amplified * length * moved
         bounded += sums.sum(1).numpy()
         rows += count
-    errors = _true_errors(model, names, last, sample, trajectories, progress)
+    errors = _true_errors(model, names, last, sample, trajectories)
     return Bound(names, lemma, slopes, bounded / rows, errors)
 
 
@@ -208,7 +207,6 @@ def _true_errors(
     last: int,
     sample: Sample,
     trajectories: Sequence[Trajectory],
-    progress: Callable[[str], object],
 ) -> NDArray[np.float64]:
     """‖ẑ_0 − z_0‖ of a sample, from the relative errors of whole batches."""
     from tenuto.runtime.executor import Executor
@@ -216,5 +214,5 @@ def _true_errors(
     full = sample(Executor(model.network, mode="eager"))
     if not isinstance(full, Tensor):
         raise UsageError("To measure samples, `sample` must give what it generated, as a tensor.")
-    found = freeze_errors(model, [last] * len(names), sample, of="sample", progress=progress).errors
+    found = freeze_errors(model, [last] * len(names), sample, of="sample").errors
     return found * float(torch.linalg.vector_norm(full.double())) / math.sqrt(len(full))

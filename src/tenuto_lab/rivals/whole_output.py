@@ -114,12 +114,8 @@ def draws(
     noise: Tensor,
     steps: int,
     evaluations: int,
-    scheduler: Setting | None = None,
 ) -> Iterator[tuple[Cache, Tensor]]:
-    """The samples of a method from noise [B, C, H, W], with each of its settings.
-
-    scheduler  whose steps are held; `full_run` by default
-    """
+    """The samples of a method from noise [B, C, H, W], with each of its settings. It holds steps of `full_run`."""
     if method not in (known := methods()):
         raise UsageError(f"There is no whole-output cache {method!r}; there are {', '.join(known)}.")
     drawn = set()
@@ -128,7 +124,7 @@ def draws(
         if same in drawn:  # two rules for the same steps
             continue
         drawn.add(same)
-        path = course(noise_levels, scheduler or full_run(noise_levels), steps)
+        path = course(noise_levels, full_run(noise_levels), steps)
         yield cache, sample_held(denoise, path, noise, cache, evaluations)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tenuto.errors import CheckpointError, UsageError
+from tenuto.errors import CheckpointError, TenutoError, UsageError
 from tenuto_lab.cli import app
 from tenuto_lab.full_size.fidelity import evaluate_pictures, paired_set, read_set
 from tenuto_lab.full_size.inception import load_inception
@@ -84,6 +84,12 @@ def test_scripted_inception_gives_the_features_of_its_module(tmp_path: Path) -> 
     torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / "other.pt"))
     with pytest.raises(CheckpointError, match="is no TorchScript Inception"):
         load_inception(tmp_path / "other.pt", "cpu")
+
+
+def test_a_missing_inception_is_called_missing(tmp_path: Path) -> None:
+    """Not a package that is not installed: a mistyped path needs none."""
+    with pytest.raises(TenutoError, match=r"Cannot read the Inception weights .*nowhere.pt: No such file"):
+        load_inception(tmp_path / "nowhere.pt", "cpu")
 
 
 def test_three_channels_of_four_are_guided(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """One screen for readers of the abstract: a claim about everything fails with one no, and is open with one doubt."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +19,23 @@ from tenuto_lab.paper.abstract import (
     models_table,
     verdict_of,
 )
-from tenuto_lab.paper.experiment_results import ClaimRow
-from tenuto_lab.paper.results_page import about_ladders, about_older, titled
+from tenuto_lab.paper.experiment_report import experiment_table
+from tenuto_lab.paper.experiment_results import ClaimRow, read_experiment
+from tenuto_lab.paper.results_page import (
+    about_ladders,
+    about_older,
+    found_again,
+    protocol_of,
+    results_page,
+    runs_differ,
+    titled,
+    without_repeats,
+)
+from tenuto_lab.paper.smallest import read_smallest
+from tenuto_lab.paper.ways import SATURATED
+from tenuto_lab.speed.ladder_report import read_ladder
+
+ROOT = Path(__file__).parents[3]
 
 
 def row(model: str, holds: Any, quantity: str = "SCR/Frobenius against depth: FID lower by") -> dict[str, Any]:
@@ -59,6 +75,50 @@ def test_every_claim_has_a_line_and_an_experiment() -> None:
     assert "every order raises the FID (× 10)" in ranked[4]
     assert ranked[4].endswith("See [Rankings](#rankings)."), "a verdict names what it rests on"
     assert sum(one[3] == "not run" and one[4].startswith("`") for one in rows) == len(CLAIMS) - 1
+
+
+def test_a_claim_that_no_row_tests_does_not_hold_by_that() -> None:
+    """A checkpoint that answers problems of its own has rows, but none about the paper's tasks."""
+    rows = abstract_rows([record("operating-points", [row("mine", "no", "τ = 1: riddles, change in right answers")])])
+    (found,) = [one for one in rows if one[0].startswith("Weights alone")]
+    assert found[2:4] == ("not measured", "**cannot tell**") and "No row" in found[4]
+    rows = abstract_rows([record("maps", [row("mine", None, "share")])])
+    assert [one[3] for one in rows if one[0].startswith("It needs no router")] == ["**holds**"]
+
+
+def test_a_repeated_run_says_how_many_figures_are_found_again() -> None:
+    first, second, third = (row("m", None, name) for name in "abc")
+    made = {"command": "again", "commit": "d", "hardware": "one core"}
+    later = record("horizons", [first, {**second, "measured": 1.02}, third], **made)
+    (line,) = found_again(record("horizons", [first, second]), [later, record("maps", [first], **made)])
+    assert "*Repeated* on m: 1 of 2 figures are the same within 1%. `again` at d, one core." in line
+
+
+def test_the_page_shows_one_saturated_comparison_of_each_model() -> None:
+    dull = [{**row(model, "cannot tell"), "note": f"oriented +1; {SATURATED}"} for model in "aab"]
+    telling = row("a", "yes")
+    assert without_repeats([*dull, telling]) == ([dull[0], dull[2], telling], 1)
+
+
+def test_every_experiment_says_its_protocol() -> None:
+    made = [{"rejudged": "later"}, {"steps": 20}, {"steps": None}]
+    said = [protocol_of({"provenance": one}) for one in made]
+    assert said == [f"first {OLDER}", "the paper's, but 20 steps", "the paper's"]
+
+
+def test_the_page_in_the_docs_is_made_from_the_files() -> None:
+    """Nobody edits a number by hand, and no file changes without the page."""
+    page, results = ROOT / "docs" / "results.md", ROOT / "results"
+    if not page.is_file():
+        pytest.skip("the pages are not here")
+    found = [results / "experiments" / f"{name}.json" for name in EXPERIMENTS]
+    records = [read_experiment(file) for file in found if file.is_file()]
+    ladders = [read_ladder(results / "ladder" / f"{name}.json") for name in ("ladder", "ladder_modes")]
+    smallest = read_smallest(results / "smallest_experiments" / "smallest_experiments.json")
+    again = [read_experiment(file) for file in sorted((results / "experiments_repeated").glob("*.json"))]
+    assert page.read_text() == results_page(records, "../results/experiments", ladders, smallest, again)
+    for one in records:
+        assert (results / "experiments" / f"{one['name']}.md").read_text() == experiment_table(one)
 
 
 def test_verdicts_of_older_measurements_are_marked_and_the_mark_is_explained() -> None:
@@ -126,10 +186,20 @@ def test_graphs_and_eliminated_branches_are_two_claims_about_llada() -> None:
 
 def test_the_speeds_say_how_old_they_are() -> None:
     setting = {"commit": "abc", "lifetimes": "spectral"}
-    assert "abc" in about_ladders([{"settings": {"dit:16": setting}}])[0]
-    assert "random scores" in about_ladders([{"settings": {"dit:16": {"commit": "abc"}}}])[0]
-    assert "random scores" not in about_ladders([{"settings": {"dit:16": setting}}])[0]
+    assert "abc" in about_ladders([{"settings": {"dit:16": setting}, "rows": []}])[0]
+    assert "random scores" in about_ladders([{"settings": {"dit:16": {"commit": "abc"}}, "rows": []}])[0]
+    assert "random scores" not in about_ladders([{"settings": {"dit:16": setting}, "rows": []}])[0]
     assert about_ladders([]) == []
+
+
+def test_speeds_of_several_runs_are_all_told() -> None:
+    """A verdict takes one run. A reader sees how far the other one is from it."""
+    runs = [
+        {"rows": [{**COMMON, "mode": "jagged + compiled", "case": "llada:512", "speedup_over_eager": fast}]}
+        for fast in (3.1, 2.9)
+    ]
+    assert runs_differ(runs) == "Runs differ; the verdict takes the first: LLaDA-8B 3.1× and 2.9×.\n"
+    assert runs_differ(runs[:1]) == ""
 
 
 def test_stored_figures_are_judged_by_fid_with_the_widest_interval() -> None:

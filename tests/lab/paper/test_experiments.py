@@ -3,6 +3,7 @@
 import json
 from base64 import b64encode
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -261,6 +262,23 @@ def test_the_time_left_is_told_without_a_terminal(checkpoint: Any, tmp_path: Pat
     assert "here about 4 trials" in done.output and "left]" in lines[1] and "left]" not in lines[-1]
     assert _progress(Lab(fresh=2, seen={"a", "b"}), 4, 3600.0) == "1 h 0 min, about 1 h 0 min left"
     assert _progress(Lab(fresh=1, seen={"a"}), 1, 61.0) == "1:01"
+
+
+def test_too_few_pictures_for_an_fid_are_named_once_before_the_first_trial(bench: Any) -> None:
+    none = {"distance": lambda images: None, "value": lambda images: None}
+    judge: Any = SimpleNamespace(name="some features", least=5, enough=9, **none)
+    said: list[str] = []
+    few = PictureBench(bench.model, 2, range(2), [0, 1], judge)
+    lab = Lab((few.model.name,), 2, 2, STEPS, say=lambda text: said.append(text))
+    for name in ("full", "again"):
+        tried(lab, few, name, in_full(few))
+    assert "4 pictures are too few for an FID in some features; 5 are enough" in said[0]
+    assert sum("too few" in text for text in said) == 1
+    assert (
+        "with each other only; for published ones take at least 9"
+        in PictureBench(bench.model, 5, range(1), [0] * 5, judge).lacks
+    )
+    assert not PictureBench(bench.model, 9, range(1), [0] * 9, judge).lacks and not bench.lacks
 
 
 def test_steps_and_samples_are_what_was_asked_for(checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
