@@ -4,12 +4,15 @@
     python -m benchmarks.text_frontier --model DIR --part 0 --parts 4 --out 0.json    # and 1, 2, 3, at the same time
     python -m benchmarks.text_frontier --join 0.json --join 1.json --join 2.json --join 3.json
 
-Only levels that can tell are used: full inference is right 60 to 95 % of the time (evaluation.json beside the weights).
+Every way is saved as soon as it is measured; --go-on measures only the ways that the file does not have yet. Only
+levels that can tell are used: full inference is right 60 to 95 % of the time (evaluation.json beside the weights).
 Work is counted in evaluation-equivalents: computed positions (and units), divided by all. Every method may choose its
 threshold and its period. The choice is made on the tasks that --choose names, as the least work that loses at most one
 point against full inference; the table shows the other tasks. Without --choose, both are halves of the problems.
 """
 
+import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from math import sqrt
@@ -48,15 +51,16 @@ from training.reasoning_text import DEFAULT_PATH, Library, load
 RESULTS = results_of("text_frontier")
 LEVELS = 8  # at most
 TOLERANCE = 0.01  # of accuracy that a choice may lose on the first half
-BATCH_TOKENS = 120_000
+BATCH_TOKENS = 120_000  # on a GPU; a CPU is as fast with few rows, and few rows end at nearly the same time
+CPU_BATCH_TOKENS = 2_500
 
 
 def measured(way: Way, model: Model, library: Library, task: str, asked: Sequence[Question]) -> dict[str, Any]:
     """Which answers are right, and what each half of the problems took."""
-    length = length_for(asked)
+    length, most = length_for(asked), CPU_BATCH_TOKENS if model.device.type == "cpu" else BATCH_TOKENS
     order = sorted(range(len(asked)), key=lambda i: len(asked[i].problem.prompt))
     good, evaluations, work = [False] * len(asked), [0.0] * len(asked), [0.0] * len(asked)
-    for chunk in _chunks(order, asked, length):
+    for chunk in _chunks(order, asked, length, most):
         rows, taken, done = way.write(model, [asked[i].problem.prompt for i in chunk], length)
         for i, row, one, other in zip(chunk, rows, taken, done, strict=True):
             good[i] = right(task, asked[i].posed, library.decode(until_end(row)))
@@ -68,9 +72,9 @@ def measured(way: Way, model: Model, library: Library, task: str, asked: Sequenc
     }
 
 
-def _chunks(order: list[int], asked: Sequence[Question], length: int) -> Iterator[list[int]]:
+def _chunks(order: list[int], asked: Sequence[Question], length: int, most: int) -> Iterator[list[int]]:
     while order:
-        size = max(BATCH_TOKENS // (len(asked[order[-1]].problem.prompt) + length), 1)
+        size = max(most // (len(asked[order[-1]].problem.prompt) + length), 1)
         yield order[-size:]
         order = order[:-size]
 
@@ -94,6 +98,30 @@ def named_levels(names: Sequence[str]) -> list[tuple[str, int]]:
             raise UsageError(f"{name} is no level; sort-4 is. The tasks are {', '.join(TASKS)}.")
         found.append((task, int(level)))
     return sorted(found)
+
+
+def wanted(every: Sequence[Way], only: Sequence[str] | None) -> list[Way]:
+    """The ways whose method and name contain one of these, in this order; a number in it is not the start of another.
+
+    "parallel 0.9" is not in "parallel 0.95".
+    """
+    if not only:
+        return list(every)
+    found = [way for one in only for way in every if re.search(rf"{re.escape(one)}(?!\d)", f"{way.method}: {way.name}")]
+    return [way for i, way in enumerate(found) if way not in found[:i]]
+
+
+def begun(path: Path, new: dict[str, Any]) -> dict[str, Any]:
+    """What an earlier run of the same problems left in the file, to go on with; or a new record."""
+    if not path.exists():
+        return new
+    old = read_result(path, "frontier of text", RECORD)
+    for key in ("parameters", "levels", "problems", "precision", "choosing"):
+        if json.loads(json.dumps(new.get(key))) != old.get(key):
+            raise UsageError(f"{path} cannot be gone on with: its {key} {old.get(key)} should be {new.get(key)}.")
+    if old["provenance"].get("seed") != new["provenance"].get("seed"):
+        raise UsageError(f"{path} cannot be gone on with: its problems have another seed.")
+    return {**old, "parts": [*old.get("parts", [old["provenance"]]), new["provenance"]]}
 
 
 Halves = dict[str, tuple[int, ...]]  # of each level's problems: the even ones (0), the odd ones (1), or both
@@ -287,8 +315,12 @@ def main(
     seed: Annotated[int, typer.Option(help="Of the problems; the evaluation's were seed 0.")] = 1,
     precise: Annotated[bool, typer.Option(help="Compute in float32, not in bfloat16.")] = True,
     only: Annotated[
-        list[str] | None, typer.Option(help="Only ways whose method and name contain this; again for others.")
+        list[str] | None,
+        typer.Option(help="Only ways whose method and name contain this; again for others, in this order."),
     ] = None,
+    go_on: Annotated[
+        bool, typer.Option("--go-on", help="Keep the ways that --out has, and measure the others.")
+    ] = False,
     choose: Annotated[
         list[str] | None, typer.Option(help="Choose every method's way on this task; again for others.")
     ] = None,
@@ -338,8 +370,10 @@ def main(
         "precision": str(dtype).removeprefix("torch."),
         "ways": {},
     }
-    for way in ways(loaded)[part::parts]:
-        if only and not any(one in f"{way.method}: {way.name}" for one in only):
+    if go_on:
+        record = begun(out, record)
+    for way in wanted(ways(loaded)[part::parts], only):
+        if way.name in record["ways"]:
             continue
         if time.perf_counter() - began > seconds:
             print(f"not measured: {way.method}: {way.name}", flush=True)

@@ -8,6 +8,7 @@ import torch
 import tenuto
 from benchmarks import text_8b, text_frontier, text_ways
 from tenuto.errors import UsageError
+from tenuto.files import write_json
 from tenuto.models import load
 from tenuto.sampling.masked import MaskedSampling, write_tokens
 
@@ -142,3 +143,27 @@ def test_lifetimes_are_run_as_the_schedule_says() -> None:
         way = text_ways.by_lifetimes(scores, 0.5, by)
         tokens, steps, work = way.write(model, [prompt], 16)
         assert len(tokens[0]) == 16 and steps == [16.0] and 0.4 * 16 < work[0] < 0.6 * 16
+
+
+def test_ways_are_measured_in_the_order_of_their_names_and_0_9_is_not_0_95() -> None:
+    every = [
+        text_ways.Way("ours", "early; parallel 0.95", lambda *_: ([], [], [])),
+        text_ways.Way("ours", "early; parallel 0.9", lambda *_: ([], [], [])),
+        text_ways.Way("full", "everything", lambda *_: ([], [], [])),
+    ]
+    found = text_frontier.wanted(every, ["full", "ours: early; parallel 0.9", "everything"])
+    assert [way.name for way in found] == ["everything", "early; parallel 0.9"]
+    assert text_frontier.wanted(every, None) == every
+
+
+def test_a_frontier_goes_on_where_it_stopped_and_only_with_the_same_problems(tmp_path: Any) -> None:
+    out = tmp_path / "frontier.json"
+    made = {**dict.fromkeys(("command", "commit", "torch", "hardware", "date"), "…"), "seed": 2}
+    new = {"provenance": made, "parameters": 10, "levels": [("story", 2)], "problems": 4, "ways": {}}
+    assert text_frontier.begun(out, new) == new
+    write_json(out, {**new, "ways": {"all": {"method": text_frontier.FULL, "levels": levels("1100", 40.0)}}})
+    later = text_frontier.begun(out, new)
+    assert list(later["ways"]) == ["all"] and later["parts"] == [made, made]
+    for key, other in (("problems", 8), ("provenance", {**made, "seed": 3})):
+        with pytest.raises(UsageError, match="cannot be gone on with"):
+            text_frontier.begun(out, {**new, key: other})
