@@ -266,6 +266,24 @@ def table(record: dict[str, Any]) -> str:
     for name, one in summary(record, both(record)).items():
         levels = " | ".join(level_of(record["ways"][name]["levels"][level]) for level in names)
         lines.append(f"| {one['method']}: {name} | {one['accuracy']:.1%} | {one['fewer']:.1f}× | {levels} |")
+    lines += [
+        "",
+        "## Against full inference, level by level",
+        "",
+        "Points gained or lost on all problems, with half of the paired 95 % interval, and how many times less work.",
+        "",
+        f"| way | {' | '.join(names)} |",
+        f"| --- |{' --- |' * len(names)}",
+    ]
+    for name in summary(record, both(record)):
+        gained, own = paired(record, name, full_name(record)), record["ways"][name]["levels"]
+        cells = [
+            f"{100 * gained[level][0]:+.1f} ± {100 * gained[level][1]:.1f}, "
+            f"{np.mean(full[level]['work']) / np.mean(own[level]['work']):.1f}×"
+            for level in names
+        ]
+        if name != full_name(record):
+            lines.append(f"| {record['ways'][name]['method']}: {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -276,7 +294,7 @@ def joined(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if any(first[key] != other[key] for key in ("levels", "problems", "parameters")):
             raise UsageError("The parts measured different problems, or different models.")
     ways = {name: way for record in records for name, way in record["ways"].items()}
-    return {**first, "ways": ways, "parts": [record["provenance"] for record in records]}
+    return {**first, "ways": ways, "parts": [made for one in records for made in one.get("parts", [one["provenance"]])]}
 
 
 def bits(value: Any, where: str) -> None:

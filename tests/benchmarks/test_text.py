@@ -61,6 +61,9 @@ def test_each_method_chooses_on_one_half_and_is_shown_on_the_other() -> None:
     assert "| ours | careful | 50.0% | +0.0 (+0.0 to +0.0)" in table
     assert "story 2 (50.0%, cannot tell: too hard)" in table
     assert "| ours: careful | 50.0% | 2.0× | 50.0%, 20.0, 20.0 |" in table
+    assert "| ours: bold | -12.5 ± 22.9, 10.0× |" in table
+    again = text_frontier.joined([{**record, "parts": [record["provenance"]] * 2}])
+    assert len(again["parts"]) == 2
     gained, half = text_frontier.paired(record, "bold", "all")["story-2"]
     assert gained == -1 / 8 and 0.2 < half < 0.25
 
