@@ -91,6 +91,27 @@ def test_ways_are_chosen_on_some_tasks_and_shown_on_the_others() -> None:
     assert "the figures are those of story-2." in text_frontier.table(record)
 
 
+def test_a_gain_in_one_task_is_no_excuse_for_a_loss_in_another() -> None:
+    def on(sort: str, code: str, work: float) -> dict[str, Any]:
+        taken = {"evaluations": [work, work], "work": [work, work]}
+        return {
+            "sort-4": {"right": sort, **taken},
+            "code-1": {"right": code, **taken},
+            "story-2": {"right": "1111", **taken},
+        }
+
+    record = {
+        "levels": [("sort", 4), ("code", 1), ("story", 2)],
+        "choosing": ["sort", "code"],
+        "ways": {
+            "all": {"method": text_frontier.FULL, "levels": on("1100", "1110", 16.0)},
+            "bold": {"method": "ours", "levels": on("1111", "1100", 2.0)},  # better on average
+            "careful": {"method": "ours", "levels": on("1100", "1110", 4.0)},
+        },
+    }
+    assert {one["method"]: one["name"] for one in text_frontier.choices(record)}["ours"] == "careful"
+
+
 def test_levels_that_can_tell_are_chosen_of_every_task_first() -> None:
     def one(task: str, level: int, accuracy: float) -> dict[str, Any]:
         able = "can tell" if 0.6 <= accuracy <= 0.95 else "cannot tell"
