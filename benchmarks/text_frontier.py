@@ -197,7 +197,7 @@ def full_name(record: dict[str, Any]) -> str:
 
 
 def choices(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """For each method: of the ways that lose at most TOLERANCE in every task of the choice, the one with the least work.
+    """For each method: of the ways that lose at most TOLERANCE in every task of the choice, the one of least work.
 
     If there is none, the way that loses least in its worst task.
     """

@@ -23,7 +23,7 @@ from tenuto_lab.scoring.scores import Granularity, Scores
 from training.evaluate_llada import until_end
 from training.evaluate_small_llada import BLOCK
 
-THRESHOLDS = (0.9, 0.95, 0.97, 0.8)
+THRESHOLDS = (0.9, 0.95, 0.97, 0.99, 0.8)
 FACTORS = (0.5, 1.0)
 WINDOW = 32
 BUDGETS = (0.75, 0.9, 0.5)  # of the unit-steps that the paper's lifetimes compute
