@@ -23,7 +23,9 @@ from tenuto_lab.scoring.scores import Granularity, Scores
 from training.evaluate_llada import until_end
 from training.evaluate_small_llada import BLOCK
 
-THRESHOLDS = (0.9, 0.95, 0.8)
+THRESHOLDS = (0.9, 0.95, 0.97, 0.99, 0.8)
+FACTORS = (0.5, 1.0)
+WINDOW = 32
 BUDGETS = (0.75, 0.9, 0.5)  # of the unit-steps that the paper's lifetimes compute
 LEFT_OUT = (0.25, 0.5)  # of the branches or layers, inside a block step
 ORDERS = 3  # random ones beside the spectral one and its reverse
@@ -175,7 +177,7 @@ def ways(model: Model) -> list[Way]:
     return [
         by_rule(FULL, full),
         by_rule("parallel decoding alone", full, parallel=0.9),
-        by_rule("parallel decoding alone, in a window", rules.all_in_window(32), parallel=0.9),
+        by_rule("parallel decoding alone, in a window", rules.all_in_window(WINDOW), parallel=0.9),
         *each,
         *first,
         *lifetimes[:2],
@@ -184,7 +186,12 @@ def ways(model: Model) -> list[Way]:
         *(by_rule("parallel decoding alone", full, parallel=one) for one in THRESHOLDS[1:]),
         *_in_turn(lifetimes[2:], alone),
         *at_thresholds(methods, THRESHOLDS[1:]),
-        *(by_rule("the factor rule alone", full, factor=one) for one in (0.5, 1.0)),
+        *(
+            by_rule("parallel decoding alone, in a window", rules.all_in_window(WINDOW), parallel=one)
+            for one in THRESHOLDS[1:]
+        ),
+        *(by_rule("the factor rule alone", full, factor=one) for one in FACTORS),
+        *(by_rule("ours, by the factor rule", methods["ours"][0], factor=one) for one in FACTORS),
     ]
 
 

@@ -3,7 +3,7 @@
 Both sampling loops are written out here, so that the measure of the model does not rest on the package that will hold
 it. A level where full inference is right 60 to 95 % of the time can tell schedules apart; the others cannot.
 
-results/text_training has the figures of the models that were trained so far. The fourth is weights/small-llada.
+weights/small-llada is such a model; its card has the figures.
 """
 
 import json

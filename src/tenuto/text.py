@@ -28,7 +28,7 @@ from tenuto.scheduling.schedule import Rows, Schedule
 
 LENGTH = 64  # tokens to write
 BLOCK = 32  # tokens of a block, if a text has several blocks
-PARALLEL = 0.9  # the threshold of parallel decoding that costs no accuracy in published measurements
+PARALLEL = 0.9  # Fast-dLLM's threshold; docs/language.md says what it costs, and what higher ones cost
 EVERY: Every = "early"  # with parallel decoding: the evaluations at which all positions are computed
 PAD = 64  # if graphs are recorded, prompts are padded to a multiple of this
 

@@ -8,6 +8,7 @@ import torch
 import tenuto
 from benchmarks import text_8b, text_frontier, text_ways
 from tenuto.errors import UsageError
+from tenuto.files import write_json
 from tenuto.models import load
 from tenuto.sampling.masked import MaskedSampling, write_tokens
 
@@ -60,6 +61,9 @@ def test_each_method_chooses_on_one_half_and_is_shown_on_the_other() -> None:
     assert "| ours | careful | 50.0% | +0.0 (+0.0 to +0.0)" in table
     assert "story 2 (50.0%, cannot tell: too hard)" in table
     assert "| ours: careful | 50.0% | 2.0× | 50.0%, 20.0, 20.0 |" in table
+    assert "| ours: bold | -12.5 ± 22.9, 10.0× |" in table
+    again = text_frontier.joined([{**record, "parts": [record["provenance"]] * 2}])
+    assert len(again["parts"]) == 2
     gained, half = text_frontier.paired(record, "bold", "all")["story-2"]
     assert gained == -1 / 8 and 0.2 < half < 0.25
 
@@ -85,6 +89,27 @@ def test_ways_are_chosen_on_some_tasks_and_shown_on_the_others() -> None:
     assert chosen["name"] == "careful" and chosen["accuracy"] == 0.25 and chosen["worst_level"] == -0.5
     assert "chosen on sort-4 (" in text_frontier.table(record)
     assert "the figures are those of story-2." in text_frontier.table(record)
+
+
+def test_a_gain_in_one_task_is_no_excuse_for_a_loss_in_another() -> None:
+    def on(sort: str, code: str, work: float) -> dict[str, Any]:
+        taken = {"evaluations": [work, work], "work": [work, work]}
+        return {
+            "sort-4": {"right": sort, **taken},
+            "code-1": {"right": code, **taken},
+            "story-2": {"right": "1111", **taken},
+        }
+
+    record = {
+        "levels": [("sort", 4), ("code", 1), ("story", 2)],
+        "choosing": ["sort", "code"],
+        "ways": {
+            "all": {"method": text_frontier.FULL, "levels": on("1100", "1110", 16.0)},
+            "bold": {"method": "ours", "levels": on("1111", "1100", 2.0)},  # better on average
+            "careful": {"method": "ours", "levels": on("1100", "1110", 4.0)},
+        },
+    }
+    assert {one["method"]: one["name"] for one in text_frontier.choices(record)}["ours"] == "careful"
 
 
 def test_levels_that_can_tell_are_chosen_of_every_task_first() -> None:
@@ -142,3 +167,27 @@ def test_lifetimes_are_run_as_the_schedule_says() -> None:
         way = text_ways.by_lifetimes(scores, 0.5, by)
         tokens, steps, work = way.write(model, [prompt], 16)
         assert len(tokens[0]) == 16 and steps == [16.0] and 0.4 * 16 < work[0] < 0.6 * 16
+
+
+def test_ways_are_measured_in_the_order_of_their_names_and_0_9_is_not_0_95() -> None:
+    every = [
+        text_ways.Way("ours", "early; parallel 0.95", lambda *_: ([], [], [])),
+        text_ways.Way("ours", "early; parallel 0.9", lambda *_: ([], [], [])),
+        text_ways.Way("full", "everything", lambda *_: ([], [], [])),
+    ]
+    found = text_frontier.wanted(every, ["full", "ours: early; parallel 0.9", "everything"])
+    assert [way.name for way in found] == ["everything", "early; parallel 0.9"]
+    assert text_frontier.wanted(every, None) == every
+
+
+def test_a_frontier_goes_on_where_it_stopped_and_only_with_the_same_problems(tmp_path: Any) -> None:
+    out = tmp_path / "frontier.json"
+    made = {**dict.fromkeys(("command", "commit", "torch", "hardware", "date"), "…"), "seed": 2}
+    new = {"provenance": made, "parameters": 10, "levels": [("story", 2)], "problems": 4, "ways": {}}
+    assert text_frontier.begun(out, new) == new
+    write_json(out, {**new, "ways": {"all": {"method": text_frontier.FULL, "levels": levels("1100", 40.0)}}})
+    later = text_frontier.begun(out, new)
+    assert list(later["ways"]) == ["all"] and later["parts"] == [made, made]
+    for key, other in (("problems", 8), ("provenance", {**made, "seed": 3})):
+        with pytest.raises(UsageError, match="cannot be gone on with"):
+            text_frontier.begun(out, {**new, key: other})

@@ -160,6 +160,19 @@ def test_generate_by_caption_and_by_prompt(tenuto: Run, tmp_path: Path) -> None:
     assert json.loads(out)["texts"][0]["prompt"] == "close: ( ->"
 
 
+def test_the_factor_rule_is_on_the_command_line(tenuto: Run) -> None:
+    """A factor of 1 writes at once what a threshold of 1 writes one by one."""
+    arguments = ("--prompt", "close: ([{ ->", "--length", 16, "--json")
+    _, out, _ = tenuto("generate", "tiny-llada", *arguments, "--factor", 1.0)
+    fast = json.loads(out)
+    _, out, _ = tenuto("generate", "tiny-llada", *arguments, "--parallel", 1.0)
+    slow = json.loads(out)
+    assert fast["factor"] == 1.0 and fast["every"] == "early" and "parallel" not in fast
+    assert fast["steps"] < slow["steps"] and fast["texts"] == slow["texts"]
+    status, out, _ = tenuto("chat", "tiny-llada", "--prompt", "close: ([{ ->", "--length", 8, "--factor", 1.0)
+    assert status == 0 and "}])" in out
+
+
 def test_parallel_decoding_computes_everything_early(tenuto: Run) -> None:
     arguments = ("--prompt", "close: ( ->", "--length", 16, "--parallel", 1.0, "--json")
     records = [json.loads(tenuto("generate", "tiny-llada", *arguments, *more)[1]) for more in ((), ("--every", 1))]
@@ -181,6 +194,8 @@ def test_parallel_decoding_computes_everything_early(tenuto: Run) -> None:
         (("tiny-llada", "--prompt", "x", "--length", "7", "--steps", "9"), "9 steps"),
         (("tiny-llada", "--prompt", "x", "--parallel", "0"), "above 0 and is at most 1"),
         (("tiny-llada", "--prompt", "x", "--parallel", "0.9", "--steps", "8"), "leave the steps out"),
+        (("tiny-llada", "--prompt", "x", "--parallel", "0.9", "--factor", "1"), "not both"),
+        (("tiny-llada", "--prompt", "x", "--factor", "0"), "a positive number"),
         (("tiny-llada", "--prompt", "x", "--every", "early"), "--every goes with --parallel"),
         (("tiny-dit", "-o", "x", "--parallel", "0.9"), "--parallel has no effect"),
         (("tiny-dit", "-o", "x", "--every", "early"), "--every has no effect"),

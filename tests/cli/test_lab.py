@@ -123,6 +123,27 @@ def test_one_question_has_no_interval(tenuto: Run, tmp_path: Path) -> None:
     assert status == 0 and "1 question," in out and "interval" not in out
 
 
+def test_figures_of_a_language_task_come_with_their_protocol(tenuto: Run, tmp_path: Path) -> None:
+    """A miniature from end to end: built, answered in full and in parallel, compared."""
+    asked = [{"question": f"What is {i} and 3?", "answer": f"It is #### {i + 3}"} for i in range(2)]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
+    assert tenuto("lab", "eval", "build", "gsm8k", "--source", "test.jsonl", "-o", "gsm8k.jsonl")[0] == 0
+    (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "word " * 400, "answer": "2"}) + "\n")
+    files = ("--tasks-file", "gsm8k.jsonl", "--tasks-file", "long.jsonl")
+    for name, options in (("full.json", ("--steps", 4)), ("fast.json", ("--parallel", "0.9"))):
+        status, out, err = tenuto("lab", "eval", "lm", "tiny-llada", *files, "--length", 32, *options, "-o", name)
+        assert status == 0, err
+        assert "Protocol of gsm8k: zero-shot; right if the last number" in out
+        assert "Answers: greedy, 32 tokens in one block" in out
+        assert "1 prompt did not fit into the model's context and lost the beginning." in " ".join(out.split())
+    assert "every token of a probability of at least 0.9, all positions computed at the first four" in " ".join(
+        out.split()
+    )
+    status, out, _ = tenuto("lab", "eval", "compare", "full.json", "fast.json")
+    assert status == 0 and "gsm8k, numeric: 0" in out and "2 questions" in out
+    assert "interval +0.000 to +0.000" not in out  # of two questions that are alike
+
+
 def test_it_runs_as_a_module(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "tenuto_lab", "show", "nowhere.json"], capture_output=True, text=True)
     assert done.returncode == 1 and "nowhere.json" in done.stderr and "Traceback" not in done.stderr

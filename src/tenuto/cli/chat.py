@@ -40,6 +40,10 @@ def chat(
         float | None,
         typer.Option(help="Write all tokens of at least this probability at once. Default: 0.9, unless --steps."),
     ] = None,
+    factor: Annotated[
+        float | None,
+        typer.Option(help="Instead of --parallel: the factor rule. More tokens at once need higher probabilities."),
+    ] = None,
     every: Annotated[
         Any,
         typer.Option(parser=period, metavar="N|early", help=EVERY_HELP),
@@ -73,7 +77,7 @@ def chat(
     from tenuto.text import load
 
     chosen, place = None if schedule is None else load_schedule(schedule), check_device(device)
-    fast = fastest(parallel, every, budget, speedup, chosen, steps)
+    fast = fastest(parallel, factor, every, budget, speedup, chosen, steps)
     options = {"length": length, "temperature": temperature, "top_p": top_p, "seed": seed}
     if block_length is not None:
         options["block_length"] = block_length
@@ -98,6 +102,7 @@ def chat(
 
 def fastest(
     parallel: float | None,
+    factor: float | None,
     every: Any,
     budget: float | None,
     speedup: float | None,
@@ -109,13 +114,14 @@ def fastest(
 
     given: dict[str, Any] = {"budget": budget, "speedup": speedup, "schedule": schedule, "every": every}
     chosen = {name: value for name, value in given.items() if value is not None}
-    if parallel is None and steps is not None:
+    rule = {name: value for name, value in (("parallel", parallel), ("factor", factor)) if value is not None}
+    if not rule and steps is not None:
         return {"steps": steps, **(chosen or {"budget": 0.5})}
-    if parallel is None and schedule is not None:
+    if not rule and schedule is not None:
         return chosen
     if steps is not None:
         chosen["steps"] = steps  # which is refused with a sentence
-    return {"parallel": PARALLEL if parallel is None else parallel, **(chosen or {"every": EVERY})}
+    return {**(rule or {"parallel": PARALLEL}), **(chosen or {"every": EVERY})}
 
 
 def _typed() -> Iterator[str]:

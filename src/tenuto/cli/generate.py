@@ -77,13 +77,19 @@ def generate(
         float | None,
         typer.Option(help="Text: write all tokens of at least this probability at once, for example 0.9."),
     ] = None,
+    factor: Annotated[
+        float | None,
+        typer.Option(
+            help="Text, instead of --parallel: the factor rule. More tokens at once need higher probabilities."
+        ),
+    ] = None,
     every: Annotated[
         Any,
         typer.Option(
             parser=period,
             metavar="N|early",
-            help="Text, with --parallel: compute all positions at every N-th evaluation, else a block. early, the "
-            "default: at the first four, then ever more rarely.",
+            help="Text, with --parallel or --factor: compute all positions at every N-th evaluation, else a block. "
+            "early, the default: at the first four, then ever more rarely.",
         ),
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="Text: 0, the default, takes the likeliest token.")] = None,
@@ -129,6 +135,7 @@ def generate(
         "length": length,
         "block-length": block_length,
         "parallel": parallel,
+        "factor": factor,
         "every": every,
         "temperature": temperature,
         "chat": chat or None,
@@ -148,19 +155,21 @@ def generate(
     if family.asks_for == "prompt":
         _refuse("a language model", model, **drawing, quality=quality, evaluations=evaluations)
         length = LENGTH if length is None else length
-        if every is not None and (parallel is None or chosen is not None):
-            raise UsageError("--every goes with --parallel and without --schedule.")
-        if parallel is not None and chosen is None:
+        in_parallel = parallel is not None or factor is not None
+        if every is not None and (not in_parallel or chosen is not None):
+            raise UsageError("--every goes with --parallel or --factor, and without --schedule.")
+        if in_parallel and chosen is None:
             every = EVERY if every is None else every
             chosen = record.schedule = deciding.schedule(loaded, length, every=every, rows="block")
-        told = {"parallel": parallel, "every": every}
+        told = {"parallel": parallel, "factor": factor, "every": every}
         record.take(output, steps, length, **{name: value for name, value in told.items() if value is not None})
         sampling = sampling_for(
             loaded,
             steps=record.steps,
             length=length,
-            block_length=block_length or _block_length(length, chosen, parallel),
+            block_length=block_length or _block_length(length, chosen, in_parallel),
             parallel=parallel,
+            factor=factor,
             temperature=temperature or 0.0,
             guidance=guidance,
             seed=seed,
@@ -178,12 +187,12 @@ def generate(
     return _draw(record, loaded, wanted, by, batch, seed, vae, executor)
 
 
-def _block_length(length: int, schedule: "Schedule | None", parallel: float | None) -> int:
+def _block_length(length: int, schedule: "Schedule | None", in_parallel: bool) -> int:
     """With parallel decoding, the schedule says nothing about blocks: 32 tokens if that divides the length."""
     from tenuto.sampling.masked import block_length_for
     from tenuto.text import BLOCK
 
-    return BLOCK if parallel is not None and length % BLOCK == 0 else block_length_for(length, schedule)
+    return BLOCK if in_parallel and length % BLOCK == 0 else block_length_for(length, schedule)
 
 
 @dataclass

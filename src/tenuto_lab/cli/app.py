@@ -43,5 +43,5 @@ def telling(title: str) -> Iterator[Callable[[str], object]]:
 
 
 def interval(low: float, high: float, count: int, form: str = ".3f") -> str:
-    """` (95% interval … to …)`; nothing where a single sample allows for none."""
-    return f" (95% interval {low:{form}} to {high:{form}})" if count > 1 else ""
+    """` (95% interval … to …)`; nothing where a single sample allows for none, or where all samples are alike."""
+    return f" (95% interval {low:{form}} to {high:{form}})" if count > 1 and low < high else ""

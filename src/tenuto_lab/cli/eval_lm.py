@@ -34,7 +34,7 @@ def lm(
     ] = None,
     block_length: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens finished before the next. Default: the schedule's, else all."),
+        typer.Option(min=1, help="Tokens of a block. Default: the schedule's; with --parallel 32; else all."),
     ] = None,
     parallel: Annotated[
         float | None, typer.Option(help="Parallel decoding: write all tokens of a block that are so probable at once.")
@@ -44,7 +44,8 @@ def lm(
         typer.Option(
             parser=period,
             metavar="N|early",
-            help="With --parallel: compute everything every so many evaluations, else a block.",
+            help="With --parallel: compute all positions at every N-th evaluation, else a block. early, the default: "
+            "at the first four, then ever more rarely. 1: always.",
         ),
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Wrap prompts in the model's chat template.")] = False,
@@ -95,6 +96,7 @@ def lm(
         from tenuto_lab.full_size.harness import TenutoLM
 
         harness = TenutoLM(loaded, chosen, draws=draws, seed=seed, batch_size=batch, **how)
+        writer = harness.writer
         results = run_named(harness, names, output, limit=limit, fewshot=fewshot, allow_code=allow_code)
     else:
         writer = Writer(loaded, chosen, batch=batch, **how)
@@ -105,13 +107,22 @@ def lm(
     elif as_json:
         print_json(results)
     else:
-        _tell(results)
+        _tell(results, writer.protocol)
 
 
-def _tell(results: dict[str, Any]) -> None:
+def _tell(results: dict[str, Any], protocol: str) -> None:
+    """The figures, and beside them the protocol: figures of different protocols cannot be compared."""
     from tenuto.cli.console import counted, tell
+    from tenuto_lab.full_size.published_tasks import TASKS
 
     for task, figures in results["tasks"].items():
         (value, low, high), count = figures["score"], figures["questions"]
         tokens = "" if figures["answer_tokens"] is None else f", {figures['answer_tokens']:.1f} tokens an answer"
         tell(f"{task}: {value:.3f}{interval(low, high, count)}, {counted(count, 'question')}{tokens}")
+    for name in dict.fromkeys(one["task"] for one in results["questions"]):
+        if name in TASKS:  # built by `eval build`
+            tell(f"Protocol of {name}: {TASKS[name].protocol}.")
+    tell(f"Answers: {protocol}.")
+    cut = sum(bool(one.get("prompt_cut")) for one in results["questions"])
+    if cut:
+        tell(f"{counted(cut, 'prompt')} did not fit into the model's context and lost the beginning.")

@@ -11,6 +11,7 @@ from tenuto.runtime.executor import Mode, executor_for
 from tenuto.sampling.masked import block_length_for, generate_tokens, sampling_for
 from tenuto.scheduling.rewrite import Every
 from tenuto.scheduling.schedule import Schedule
+from tenuto.text import BLOCK, EVERY
 
 LENGTH = 256  # tokens of an answer, as in LLaDA's evaluation
 
@@ -42,16 +43,22 @@ class Writer:
     ) -> None:
         """steps         by default the schedule's number; without a schedule, one per token
         parallel      the threshold of parallel decoding
-        every         with `parallel`: everything is computed every so many evaluations, else a block with a KV cache
-        block_length  by default the schedule's number of blocks; without a schedule, one block
+        every         with `parallel`: everything is computed every so many evaluations, else a block with a KV cache.
+                      By default "early", as everywhere
+        block_length  by default the schedule's number of blocks; with `parallel` 32 tokens if that divides the length;
+                      otherwise one block
         chat          wrap each prompt as a user's message, with the model's own template
         """
         if model.architecture.asks_for != "prompt":
             raise UsageError(f"{model.name} draws; its pictures are evaluated by: tenuto lab eval samples {model.name}")
-        if every is not None:
-            if parallel is None or schedule is not None:
-                raise UsageError("`every` goes with parallel decoding and without a schedule.")
-            schedule = deciding.schedule(model, length, every=every, rows="block")
+        if every is not None and (parallel is None or schedule is not None):
+            raise UsageError("`every` goes with parallel decoding and without a schedule.")
+        self.every = every
+        if parallel is not None and schedule is None:
+            if block_length is None and length % BLOCK == 0:
+                block_length = BLOCK
+            self.every = EVERY if every is None else every
+            schedule = deciding.schedule(model, length, every=self.every, rows="block")
         if schedule is not None:
             model.check_fits(schedule)
         self.model, self.schedule, self.chat, self.batch = model, schedule, chat, batch
@@ -76,6 +83,24 @@ class Writer:
     def settings(self) -> dict[str, Any]:
         sampling = {name: value for name, value in asdict(self.sampling).items() if name != "seed"}
         return {**sampling, "chat": self.chat, "batch": self.batch, **self.how}
+
+    @property
+    def protocol(self) -> str:
+        """How answers are written, for the line beside their number."""
+        sampling = self.sampling
+        blocks = f"in blocks of {sampling.block_length}" if sampling.blocks > 1 else "in one block"
+        if sampling.in_parallel:
+            rate = f"every token of a probability of at least {sampling.parallel:g}"
+        else:
+            rate = f"{sampling.steps} steps"
+        computed = "everything computed"
+        if self.every not in (None, 1):
+            named = "the first four and the powers of two" if self.every == EVERY else f"every {self.every}"
+            computed = f"all positions computed at {named}, else a block"
+        elif self.schedule is not None and self.every is None:
+            computed = "computed by a schedule"
+        chat = "the model's chat template" if self.chat else "no chat template"
+        return f"greedy, {sampling.length} tokens {blocks}, {rate}, {computed}, {chat}"
 
     def answers(self, prompts: Sequence[str], until: Sequence[Sequence[str]] | None = None) -> list[Answer]:
         """The answer to each prompt, cut at the first occurrence of a string in its `until`."""

@@ -7,6 +7,7 @@ optional field `code` goes before the output, and `answer` is the code that test
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from tenuto_lab.full_size.answers import Answer, Writer
 from tenuto_lab.full_size.jobs import SETTINGS, Job, StoredPart, Worker
 from tenuto_lab.full_size.paired_runs import QUESTIONS
 from tenuto_lab.full_size.sandbox import isolation
-from tenuto_lab.judging.statistics import mean_interval
+from tenuto_lab.judging.statistics import mean_interval, share_interval
 from tenuto_lab.result_files import by_name, fields, in_order, number, optional, read_result, whole
 
 FIELDS = {"id", "prompt", "answer", "metric", "until", "code"}
@@ -56,13 +57,12 @@ class TaskResult:
 
 def read_tasks(path: Path, limit: int | None = None) -> list[Question]:
     """The questions of a JSONL file. The file's name is the name of the task."""
-    lines = read_text(path, "tasks").splitlines()
+    lines = read_text(path, "tasks").split("\n")  # not splitlines: JSON allows other line breaks within a string
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()][:limit]
     questions = [_question(line, f"{path}, line {number}", path.stem, number) for number, line in numbered]
     if not questions:
         raise TenutoError(f"{path} holds no questions: one object a line is expected.")
-    names = [question.id for question in questions]
-    if twice := [name for name in names if names.count(name) > 1]:
+    if twice := [name for name, count in Counter(question.id for question in questions).items() if count > 1]:
         raise TenutoError(f"{path} has the id {twice[0]!r} twice.")
     return questions
 
@@ -243,4 +243,6 @@ def record(settings: Mapping[str, Any], results: Sequence[TaskResult], origin: M
 def _figures(group: Sequence[TaskResult]) -> dict[str, Any]:
     counted = [one.tokens for one in group if one.tokens is not None]
     mean = sum(counted) / len(counted) if counted else None
-    return {"questions": len(group), "score": mean_interval([one.score for one in group]), "answer_tokens": mean}
+    scores = [one.score for one in group]
+    score = share_interval(scores) if set(scores) <= {0.0, 1.0} else mean_interval(scores)
+    return {"questions": len(group), "score": score, "answer_tokens": mean}

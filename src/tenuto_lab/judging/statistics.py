@@ -118,6 +118,17 @@ def mean_interval(values: Values, resamples: int = 2000, seed: int = 0) -> Inter
     return float(given.mean()), float(low), float(high)
 
 
+def share_interval(values: Values) -> Interval:
+    """The mean of zeros and ones, with Wilson's 95 % interval, which has a width even where all values are alike."""
+    given = _array(values)
+    if not len(given) or set(np.unique(given)) - {0.0, 1.0}:
+        raise ValueError("a share is of zeros and ones, at least one of them")
+    share, square = float(given.mean()), SPREAD**2 / len(given)
+    centre = (share + square / 2) / (1 + square)
+    half = SPREAD / (1 + square) * np.sqrt(share * (1 - share) / len(given) + square / len(given) / 4)
+    return share, max(float(centre - half), 0.0), min(float(centre + half), 1.0)
+
+
 def paired_test(a: Values, b: Values, flips: int = 10_000, seed: int = 0) -> float:
     """The two-sided p of the mean difference in a sign-flip permutation test."""
     first, second = _array(a), _array(b)

@@ -18,13 +18,15 @@ from tenuto.errors import CheckpointError, TenutoError, UsageError
 from tenuto.models import shipped
 from tenuto.models.llada import LLaDA, LLaDAConfig
 from tenuto.sampling.masked import generate_text
+from tenuto.text import LanguageModel
+from tenuto_lab.full_size import tasks
 from tenuto_lab.full_size.answer_metrics import METRICS, last_number, passes
 from tenuto_lab.full_size.answers import Writer
 from tenuto_lab.full_size.jobs import Worker
 from tenuto_lab.full_size.likelihood import log_likelihood, masked_places
 from tenuto_lab.full_size.paired_runs import compare, difference, mcnemar
 from tenuto_lab.full_size.sandbox import isolation
-from tenuto_lab.full_size.tasks import read_tasks, run_files
+from tenuto_lab.full_size.tasks import TaskResult, read_tasks, run_files
 from tenuto_lab.judging.judges import problems
 
 SMALL = {"d_model": 16, "n_layers": 2, "n_heads": 2, "n_kv_heads": 2, "mlp_hidden_size": 24, "max_sequence_length": 48}
@@ -118,6 +120,19 @@ def test_answers_are_those_of_the_sampler_with_and_without_a_schedule(model: Any
     assert Writer(model, schedule, length=8).sampling.block_length == 4  # as the schedule was made
     with pytest.raises(UsageError, match="for 4 steps, not for 8"):
         Writer(model, schedule, length=8, steps=8)
+
+
+def test_parallel_decoding_means_the_same_as_in_the_product() -> None:
+    """The command for evaluation takes blocks of 32 and the KV cache by default, as `tenuto generate` and `chat` do."""
+    model = tenuto.load("tiny-llada")
+    prompts = ["Tom has 12 apples and buys 7 more. How many apples? Answer:"]
+    writer = Writer(model, length=64, parallel=0.9)
+    assert writer.sampling.block_length == 32 and writer.schedule is not None and writer.schedule.keep == "keys"
+    wanted = LanguageModel(model).generate(prompts, length=64, parallel=0.9)
+    assert [answer.text for answer in writer.answers(prompts)] == list(wanted)
+    assert "in blocks of 32" in writer.protocol and "the first four and the powers of two" in writer.protocol
+    assert "everything computed" in Writer(model, length=64, parallel=0.9, every=1).protocol
+    assert "8 tokens in one block, 4 steps, everything computed" in Writer(model, length=8, steps=4).protocol
 
 
 def test_only_the_answer_is_counted_and_it_ends_where_it_should(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,6 +256,20 @@ def test_mcnemar_counts_the_questions_that_one_run_alone_got_right() -> None:
     assert mcnemar(0, 0) == 1 and mcnemar(3, 3) == 1
     assert mcnemar(0, 5) == pytest.approx(2 / 32)
     assert mcnemar(1, 9) == pytest.approx(2 * 11 / 1024)
+
+
+def test_line_breaks_that_json_allows_within_a_string_do_not_end_a_question(tmp_path: Path) -> None:
+    said = "one\u2028two\x85three"
+    (tmp_path / "news.jsonl").write_text(
+        json.dumps({"prompt": said, "answer": "x"}, ensure_ascii=False) + "\r\n\n", encoding="utf-8"
+    )
+    assert [question.prompt for question in read_tasks(tmp_path / "news.jsonl")] == [said]
+
+
+def test_right_and_wrong_answers_have_an_interval_even_if_all_are_right() -> None:
+    results = [TaskResult(str(i), "sums", "exact", "", "", 1.0, True, 1) for i in range(2)]
+    value, low, high = tasks.record({}, results, {})["tasks"]["sums, exact"]["score"]
+    assert (value, high) == (1.0, 1.0) and 0.3 < low < 0.4  # Wilson's
 
 
 def test_a_difference_has_an_interval_and_a_p_value(tmp_path: Path) -> None:

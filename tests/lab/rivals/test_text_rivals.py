@@ -267,3 +267,29 @@ def test_held_units_are_computed_with_everything_only(network: LLaDA) -> None:
     half = rules.write(network, PROMPTS, sampling, rules.ours(4, frozenset(names[::2])), len(names))
     assert not torch.equal(half.tokens, plain.tokens)
     assert (half.work / half.evaluations).mean() < (plain.work / plain.evaluations).mean()
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *(rule for rule, _ in CASES),
+        rules.elastic(4),
+        rules.dllm_cache(8, 4),
+        rules.ours(early, lean=True),
+        rules.ours(10**6, frozenset({"blocks.0.attn"}), "held"),
+    ],
+    ids=lambda rule: rule.name,
+)
+def test_rows_whose_text_has_ended_are_dropped_and_nothing_else_changes(
+    network: LLaDA, rule: rules.Rule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling = MaskedSampling(12, 12, 4, stop_at_eos=False, parallel=0.18)
+    computed = []
+    monkeypatch.setattr(rules, "indices", lambda flags, of=rules.indices: computed.append(len(flags)) or of(flags))
+    dropped = rules.write(network, PROMPTS, sampling, rule, 4)
+    assert min(computed) < 3, "no row was dropped"
+    monkeypatch.setattr(rules, "DROPPED", 0.0)
+    kept = rules.write(network, PROMPTS, sampling, rule, 4)
+    assert dropped.tokens.tolist() == kept.tokens.tolist()
+    assert dropped.evaluations.tolist() == kept.evaluations.tolist()
+    assert dropped.work.tolist() == pytest.approx(kept.work.tolist())

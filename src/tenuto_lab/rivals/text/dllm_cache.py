@@ -49,6 +49,10 @@ class DLLMCache:
             shares.append(share)
         return read(head(norm(take(h, asked)))), sum(shares) / len(shares)
 
+    def drop(self, left: Tensor) -> None:
+        """Keep only the rows that are left."""
+        self.kept = {name: {what: one[left] for what, one in kept.items()} for name, kept in self.kept.items()}
+
     def _layer(
         self,
         block: LanguageBlock,

@@ -18,7 +18,7 @@ ours         tenuto.sampling.parallel: tokens just written, then the block's mas
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
@@ -33,6 +33,8 @@ from tenuto.sampling.guesses import Likeliest, accepted, most_confident
 from tenuto.sampling.prompts import Canvas
 from tenuto.sampling.settings import MaskedSampling
 from tenuto_lab.rivals.text.dllm_cache import DLLMCache
+
+DROPPED = 0.7  # rows whose text has ended are computed no further, once no more than this share of the rows is left
 
 
 @dataclass
@@ -55,6 +57,15 @@ class State:
     def block(self) -> Tensor:
         first = self.first[:, None]
         return (self.places >= first) & (self.places < first + self.block_length)
+
+    def of(self, left: Tensor) -> "State":
+        """The rows that are left."""
+        rows = {
+            field.name: getattr(self, field.name)[left]
+            for field in fields(self)
+            if field.name not in ("evaluation", "block_length", "places")
+        }
+        return replace(self, **rows)
 
 
 @dataclass(frozen=True)
@@ -183,11 +194,10 @@ def write(
         raise UsageError("The rules are for networks that predict a token at its own position, as LLaDA does.")
     config, device = network.config, next(network.parameters()).device
     canvas = Canvas(prompts, config, sampling, 0, 1, device)
-    tokens, width = canvas.tokens, canvas.width
+    tokens, width, real = canvas.tokens, canvas.width, canvas.real
     places = torch.arange(tokens.shape[1], device=device)
     answer = (places >= width).expand_as(tokens)
     nothing = torch.zeros_like(answer)
-    real = canvas.real if canvas.real is not None else torch.ones_like(answer)
     first = torch.full((len(tokens),), width, device=device)
     state = State(
         tokens, nothing, first, first * 0, 0, nothing, nothing, answer, sampling.block_length, places, first * 0
@@ -195,31 +205,43 @@ def write(
     keys, read = Keys(), Likeliest(config.mask_token_id)
     holding, cache = Holding(rule.held), None if rule.begin is None else rule.begin()
     evaluations, work = torch.zeros_like(first), torch.zeros(len(tokens), device=device)
+    result, texts = tokens.clone(), torch.arange(len(tokens), device=device)  # which texts the rows are
     while True:
-        state.masked = (tokens == config.mask_token_id) & answer
+        state.masked = (state.tokens == config.mask_token_id) & state.answer
         wanted = state.masked
         if sampling.stop_at_eos:
-            wanted = wanted & ((tokens == config.eos_token_id) & answer).cumsum(1).eq(0)
+            wanted = wanted & ((state.tokens == config.eos_token_id) & state.answer).cumsum(1).eq(0)
         going = wanted.any(1)
         if not bool(going.any()):
             break
+        if int(going.sum()) <= DROPPED * len(going):
+            result[texts] = state.tokens
+            left = going.nonzero()[:, 0]
+            state, texts, wanted, going = state.of(left), texts[left], wanted[left], going[left]
+            real = None if real is None else real[left]
+            holding.drop(left)
+            if cache is None:
+                keys = keys_of(keys, left, network)
+            else:
+                cache.drop(left)
+        there = torch.ones_like(state.answer) if real is None else real
         begins = width + (wanted.to(torch.uint8).argmax(1) - width) // sampling.block_length * sampling.block_length
         state.step = torch.where(begins != state.first, 0, state.step)
         state.first = torch.where(going, begins, state.first)
-        chosen = rule.computed(state) & real
+        chosen = rule.computed(state) & there
         candidates = rule.candidates(state) & chosen & going[:, None]
-        rows = None if bool((chosen | ~real).all()) else indices(chosen)
+        rows = None if bool((chosen | ~there).all()) else indices(chosen)
         asked = indices(candidates)
         holding.rows = rows
-        share = chosen.sum(1) / real.sum(1)
+        share = chosen.sum(1) / there.sum(1)
         if cache is not None:
-            (guesses, likely), done = cache(network, tokens, width, canvas.real, asked, read)
+            (guesses, likely), done = cache(network, state.tokens, width, real, asked, read)
             share = torch.full_like(share, done)
         else:
             guesses, likely = network(
-                tokens,
+                state.tokens,
                 residual=holding if rule.held else plain,
-                attention_mask=canvas.real,
+                attention_mask=real,
                 positions=asked,
                 memory=(keys, rows),
                 read=read,
@@ -232,18 +254,27 @@ def write(
             written = torch.zeros_like(may).scatter_(1, surest, True) & may
         if rows is not None and rule.held:
             share = share * (1 - len(rule.held) / units)
-        evaluations += going
-        work += going * share
+        evaluations[texts] += going
+        work[texts] += going * share
         state.before = state.masked
-        now = put_flags(torch.zeros_like(answer), asked, written)
-        guesses = torch.where(written, guesses, tokens.gather(1, asked))
+        now = put_flags(torch.zeros_like(state.answer), asked, written)
+        guesses = torch.where(written, guesses, state.tokens.gather(1, asked))
         # A row's repeated place would write over its first one, so the first one is written last.
-        tokens.scatter_(1, asked[:, 1:], guesses[:, 1:]).scatter_(1, asked[:, :1], guesses[:, :1])
+        state.tokens.scatter_(1, asked[:, 1:], guesses[:, 1:]).scatter_(1, asked[:, :1], guesses[:, :1])
         state.stale = (state.stale & ~chosen) | now
-        state.since = torch.where((chosen | ~real).all(1), 0, state.since) + now.sum(1)
+        state.since = torch.where((chosen | ~there).all(1), 0, state.since) + now.sum(1)
         state.step = state.step + 1
         state.evaluation += 1
-    return Outcome(tokens[:, width:], evaluations, work)
+    result[texts] = state.tokens
+    return Outcome(result[:, width:], evaluations, work)
+
+
+def keys_of(keys: Keys, left: Tensor, network: LanguageNetwork) -> Keys:
+    """The KV cache of the rows that are left."""
+    kept = Keys()
+    for block in network.parts()[1]:
+        kept.write(block.name, *(one[left] for one in keys.of(block.name)))
+    return kept
 
 
 def indices(flags: Tensor) -> Tensor:
@@ -280,3 +311,7 @@ class Holding:
             self._kept[unit] = branch()
             return h + self._kept[unit]
         return h + take(self._kept[unit], self.rows)
+
+    def drop(self, left: Tensor) -> None:
+        """Keep only the rows that are left."""
+        self._kept = {unit: kept[left] for unit, kept in self._kept.items()}
