@@ -12,7 +12,6 @@ from diffusers import (
     StableDiffusionInpaintPipeline,
     StableDiffusionXLImg2ImgPipeline,
 )
-from torch import Tensor
 
 import tenuto
 from tests.helpers.pipelines import (
@@ -23,6 +22,7 @@ from tests.helpers.pipelines import (
     draw,
     other,
     picture,
+    switched_off,
     tiny,
 )
 
@@ -120,18 +120,6 @@ def test_what_is_not_painted_stays_as_it_is() -> None:
     assert torch.equal(held[..., 4:], full[..., 4:])
     assert not torch.equal(held[..., :4], full[..., :4])
     assert float((held - full).abs().max()) < 0.2 * float(full.abs().max())
-
-
-def switched_off(at: int) -> dict[str, Any]:
-    """Guidance that is switched off in a callback, as diffusers' guide does it, halves the batch."""
-
-    def off(pipe: Any, step: int, t: Any, given: dict[str, Tensor]) -> dict[str, Tensor]:
-        if step == at:
-            pipe._guidance_scale = 0.0
-            given["prompt_embeds"] = given["prompt_embeds"].chunk(2)[-1]
-        return given
-
-    return {"callback_on_step_end": off, "callback_on_step_end_tensor_inputs": ["prompt_embeds"]}
 
 
 def test_a_batch_that_changes_on_the_way_begins_anew(pipe: DiffusionPipeline) -> None:
