@@ -8,6 +8,8 @@ import pytest
 import torch
 from diffusers import (
     DiffusionPipeline,
+    LMSDiscreteScheduler,
+    PNDMScheduler,
     StableDiffusionImg2ImgPipeline,
     StableDiffusionInpaintPipeline,
     StableDiffusionXLImg2ImgPipeline,
@@ -15,6 +17,7 @@ from diffusers import (
 
 import tenuto
 from tests.helpers.pipelines import (
+    BETAS,
     EVERY_FOURTH,
     QUIET,
     computed_steps,
@@ -107,6 +110,18 @@ def test_the_levels_of_a_loop_that_begins_in_the_middle_are_those_of_its_steps(k
     assert (summary.steps, summary.computed) == (24, 12) and summary.corrected
     assert len(levels) == 24
     assert float((held - full).abs().max()) < 0.1
+
+
+@pytest.mark.parametrize("kind", [LMSDiscreteScheduler, PNDMScheduler])
+def test_schedulers_that_miss_their_levels_from_the_middle_on_are_held_uncorrected_and_it_is_said(kind: Any) -> None:
+    pipe = other(StableDiffusionImg2ImgPipeline)
+    pipe.scheduler = kind(**BETAS)
+    call: dict[str, Any] = {"image": picture(), "strength": 0.5, "steps": 26}
+    full = draw(pipe, "sd1", **call)
+    with tenuto.accelerated(pipe, 0.25):
+        held, summary = draw(pipe, "sd1", **call), tenuto.summary(pipe)
+    assert summary.computed == 6 < summary.steps and "levels" in summary.uncorrected_because
+    assert 0 < float((held - full).norm() / full.norm()) < 0.05
 
 
 def test_what_is_not_painted_stays_as_it_is() -> None:
