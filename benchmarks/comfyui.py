@@ -8,6 +8,7 @@ PSNR to the same sampler's full run from the same noise; "fewer steps" is the sa
 evaluations as the node computes.
 """
 
+import importlib.metadata
 import subprocess
 import time
 from pathlib import Path
@@ -70,7 +71,7 @@ def main(
         for sampler in TRAINED if kind == "trained" else comfy.samplers.SAMPLER_NAMES:
             rows.append(tried(studio, sampler, STEPS))
             print(rows[-1], flush=True)
-    made = provenance("cpu", comfyui=_version(checkout))
+    made = provenance("cpu", comfyui=_version(checkout), torchvision=_torchvision())
     write_json(out, {"provenance": made, "samplings": rows})
     write_text(out.with_suffix(".md"), table(made, rows))
 
@@ -79,7 +80,7 @@ def table(made: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     lines = [
         "# ComfyUI",
         "",
-        f"Written by {origin(made)}; ComfyUI {made['comfyui']}.",
+        f"Written by {origin(made)}; ComfyUI {made['comfyui']}; torchvision {made['torchvision']}.",
         "",
         *(__doc__ or "").strip().split("\n")[5:],
     ]
@@ -104,6 +105,13 @@ def _version(checkout: Path) -> str:
         ["git", "-C", str(checkout), "log", "-1", "--format=%h of %cs"], capture_output=True, text=True
     )
     return run.stdout.strip() or "unknown"
+
+
+def _torchvision() -> str:
+    """The version. ComfyUI imports torchvision, but no sampling calls it, so its Python code alone serves as well."""
+    version = importlib.metadata.version("torchvision")
+    compiled = hasattr(torch.ops.torchvision, "nms")
+    return version if compiled else f"{version} without its compiled operators, which no sampling calls"
 
 
 if __name__ == "__main__":

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import LCMScheduler
 
 import tenuto
 from tenuto.comparing import _scaled
 from tenuto.errors import UsageError
-from tests.helpers.pipelines import QUIET, prompt, tiny
+from tests.helpers.pipelines import BETAS, QUIET, prompt, tiny
 
 pytestmark = QUIET
 
@@ -73,6 +74,23 @@ def test_a_run_that_is_not_finite_is_not_taken_for_the_same(monkeypatch: pytest.
 def test_equal_pictures_are_called_identical_also_in_the_table() -> None:
     table = str(compared(tiny("sd1"), budget=1.0))
     assert "identical to those of the full run" in table and table.splitlines()[3].endswith("   identical")
+
+
+def test_the_verdict_says_why_nothing_is_gained() -> None:
+    pipe = tiny("sd1")
+    pipe.scheduler = LCMScheduler(**BETAS)
+    verdict = compared(pipe, seeds=1).verdict
+    assert "identical" in verdict and "Nothing is gained: LCMScheduler adds random noise at every step" in verdict
+
+
+@pytest.mark.parametrize(
+    "given", [{"timesteps": list(range(990, 0, -60))}, {"sigmas": [14 - 0.9 * i for i in range(16)]}]
+)
+def test_noise_levels_given_by_hand_are_not_taken_for_fewer_steps(given: dict[str, Any]) -> None:
+    """The pipeline takes all of them, whatever num_inference_steps says: the plain run would be the full run."""
+    result = tenuto.compare(tiny("sdxl"), seeds=1, output_type="pt", **prompt("sdxl"), **given)
+    assert result.summary.computed_steps < result.summary.steps and result.plain is None
+    assert "Fewer plain steps could not be drawn" in result.verdict and "use plain steps" not in result.verdict
 
 
 def test_all_runs_are_scaled_as_the_full_run_is() -> None:

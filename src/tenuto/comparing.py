@@ -39,7 +39,7 @@ WIDEST = 256  # pixels of a picture on the sheet
 class Comparison:
     full: Tensor  # [seed, …] in [-1, 1]
     held: Tensor
-    plain: Tensor | None  # None: the pipeline cannot take so few steps
+    plain: Tensor | None  # None: nothing was held, or the pipeline cannot take so few steps
     seconds: dict[str, float]  # of one seed: full, held, plain
     summary: Summary
 
@@ -59,8 +59,11 @@ class Comparison:
         said = (
             f"With {self.summary.computed_steps} of {self.summary.steps} steps computed, {of_pictures(found['held'])}."
         )
+        if self.summary.in_full_because:
+            said = f"{said} Nothing is gained: {self.summary.in_full_because}."
         if self.plain is None:
-            return said
+            some = self.summary.computed_steps < self.summary.steps
+            return f"{said} Fewer plain steps could not be drawn, so there is no rival." if some else said
         held, plain = np.mean(found["held"]), np.mean(found["plain"])
         if not np.isfinite(held):
             return said
@@ -161,6 +164,8 @@ def _fewer(pipe: Any, call: dict[str, Any], told: Summary) -> dict[str, int]:
     name = "num_inference_steps"
     if name not in inspect.signature(type(pipe).__call__).parameters:
         raise UsageError(f"A {type(pipe).__name__} does not say how many steps it takes.")
+    if any(call.get(given) is not None for given in ("sigmas", "timesteps")):
+        raise UsageError("The sigmas or timesteps that were given decide the number of steps.")
     asked = call.get(name, told.steps)
     return {name: max(1, round(asked * told.computed_steps / told.steps))}
 

@@ -187,6 +187,18 @@ def draw(
     return tensor(result.frames if family == "wan" else result.images)
 
 
+def switched_off(at: int) -> dict[str, Any]:
+    """Guidance that is switched off in a callback, as diffusers' guide does it, halves the batch."""
+
+    def off(pipe: Any, step: int, t: Any, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        if step == at:
+            pipe._guidance_scale = 0.0
+            given["prompt_embeds"] = given["prompt_embeds"].chunk(2)[-1]
+        return given
+
+    return {"callback_on_step_end": off, "callback_on_step_end_tensor_inputs": ["prompt_embeds"]}
+
+
 def tensor(images: Any) -> Tensor:
     """As DiTPipeline gives them from diffusers 0.41 on; before, it gives arrays, whatever output_type says."""
     return images if isinstance(images, Tensor) else torch.from_numpy(images).permute(0, 3, 1, 2)

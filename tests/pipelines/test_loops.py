@@ -8,14 +8,16 @@ import pytest
 import torch
 from diffusers import (
     DiffusionPipeline,
+    LMSDiscreteScheduler,
+    PNDMScheduler,
     StableDiffusionImg2ImgPipeline,
     StableDiffusionInpaintPipeline,
     StableDiffusionXLImg2ImgPipeline,
 )
-from torch import Tensor
 
 import tenuto
 from tests.helpers.pipelines import (
+    BETAS,
     EVERY_FOURTH,
     QUIET,
     computed_steps,
@@ -23,6 +25,7 @@ from tests.helpers.pipelines import (
     draw,
     other,
     picture,
+    switched_off,
     tiny,
 )
 
@@ -109,6 +112,18 @@ def test_the_levels_of_a_loop_that_begins_in_the_middle_are_those_of_its_steps(k
     assert float((held - full).abs().max()) < 0.1
 
 
+@pytest.mark.parametrize("kind", [LMSDiscreteScheduler, PNDMScheduler])
+def test_schedulers_that_miss_their_levels_from_the_middle_on_are_held_uncorrected_and_it_is_said(kind: Any) -> None:
+    pipe = other(StableDiffusionImg2ImgPipeline)
+    pipe.scheduler = kind(**BETAS)
+    call: dict[str, Any] = {"image": picture(), "strength": 0.5, "steps": 26}
+    full = draw(pipe, "sd1", **call)
+    with tenuto.accelerated(pipe, 0.25):
+        held, summary = draw(pipe, "sd1", **call), tenuto.summary(pipe)
+    assert summary.computed == 6 < summary.steps and "levels" in summary.uncorrected_because
+    assert 0 < float((held - full).norm() / full.norm()) < 0.05
+
+
 def test_what_is_not_painted_stays_as_it_is() -> None:
     """Inpainting overwrites the rest of the sample after every step, and a correction must not undo this."""
     pipe, call = other(StableDiffusionInpaintPipeline), from_picture(StableDiffusionInpaintPipeline, steps=48)
@@ -120,18 +135,6 @@ def test_what_is_not_painted_stays_as_it_is() -> None:
     assert torch.equal(held[..., 4:], full[..., 4:])
     assert not torch.equal(held[..., :4], full[..., :4])
     assert float((held - full).abs().max()) < 0.2 * float(full.abs().max())
-
-
-def switched_off(at: int) -> dict[str, Any]:
-    """Guidance that is switched off in a callback, as diffusers' guide does it, halves the batch."""
-
-    def off(pipe: Any, step: int, t: Any, given: dict[str, Tensor]) -> dict[str, Tensor]:
-        if step == at:
-            pipe._guidance_scale = 0.0
-            given["prompt_embeds"] = given["prompt_embeds"].chunk(2)[-1]
-        return given
-
-    return {"callback_on_step_end": off, "callback_on_step_end_tensor_inputs": ["prompt_embeds"]}
 
 
 def test_a_batch_that_changes_on_the_way_begins_anew(pipe: DiffusionPipeline) -> None:

@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import DDIMScheduler, DPMSolverMultistepScheduler, EulerAncestralDiscreteScheduler
+from diffusers import (
+    DDIMScheduler,
+    DPMSolverMultistepScheduler,
+    EulerAncestralDiscreteScheduler,
+    EulerDiscreteScheduler,
+    UniPCMultistepScheduler,
+)
 from torch import Tensor, nn
 
 import tenuto
@@ -161,6 +167,48 @@ def test_noise_is_noticed_there_too() -> None:
     with tenuto.running(network, scheduler), pytest.warns(UserWarning, match="adds random noise at every step"):
         drawn(network, scheduler)
     assert network.calls == 12
+
+
+@pytest.mark.parametrize("asked", [{"budget": 0.25}, {"quality": 40}, {"evaluations": 12}])
+def test_noise_that_the_loop_asks_for_is_noticed(asked: dict[str, Any]) -> None:
+    """Euler adds noise where its step is told to churn, by name or by place."""
+    network, scheduler = Small(), EulerDiscreteScheduler(**BETAS)
+
+    @torch.no_grad()
+    def churned(generator: torch.Generator) -> Tensor:
+        scheduler.set_timesteps(24)
+        x = torch.randn(1, 4, 8, 8, generator=generator) * scheduler.init_noise_sigma
+        for t in scheduler.timesteps:
+            output = network(scheduler.scale_model_input(x, t), t)
+            x = scheduler.step(output, t, x, 8.0, generator=generator).prev_sample
+        return x
+
+    full = churned(torch.Generator().manual_seed(0))
+    with tenuto.running(network, scheduler, **asked) as run:
+        with pytest.warns(UserWarning, match="EulerDiscreteScheduler adds random noise at every step"):
+            held = churned(torch.Generator().manual_seed(0))
+        summary = tenuto.summary(run)
+    assert not summary.corrected
+    assert summary.computed == (12 if "evaluations" in asked else 24)
+    assert torch.equal(held, full) or "evaluations" in asked
+
+
+@pytest.mark.parametrize("kind", [DDIMScheduler, UniPCMultistepScheduler, DPMSolverMultistepScheduler])
+def test_a_scheduler_without_timesteps_is_refused_before_the_loop(kind: Any) -> None:
+    network, scheduler = Small(), kind(**BETAS)
+    with tenuto.running(network, scheduler), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # no word about noise
+        with pytest.raises(UsageError, match=f"Call the set_timesteps of {kind.__name__} before the loop"):
+            drawn(network, scheduler)
+        scheduler.set_timesteps(24)
+        assert drawn(network, scheduler).isfinite().all()
+
+
+def test_a_scheduler_that_needs_no_timesteps_takes_all_of_its_own() -> None:
+    network, scheduler = Small(), EulerDiscreteScheduler(**BETAS, num_train_timesteps=60)
+    with tenuto.running(network, scheduler, budget=0.25) as run:
+        assert drawn(network, scheduler).isfinite().all()
+        assert (tenuto.summary(run).steps, tenuto.summary(run).computed) == (60, 15)
 
 
 def test_a_loop_that_needs_derivatives_is_computed_in_full() -> None:

@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
+import torch
 from diffusers import DiffusionPipeline
 
 import tenuto
-from tests.helpers.pipelines import QUIET, draw, tiny
+from tests.helpers.pipelines import QUIET, draw, switched_off, tiny
 
 pytestmark = QUIET
 
@@ -64,6 +65,32 @@ def test_a_summary_says_whether_outputs_were_corrected_and_why_not(pipe: Diffusi
         draw(pipe, "sd1", steps=32)
         summary = tenuto.summary(pipe)
     assert not summary.corrected and not summary.uncorrected_because and ", not corrected;" in str(summary)
+
+
+def test_what_was_held_before_the_rest_was_planned_anew_counts(pipe: DiffusionPipeline) -> None:
+    """Guidance ends five steps before the end, and these five are computed; seventeen were held before them."""
+    with tenuto.accelerated(pipe, 0.25):
+        draw(pipe, "sd1", steps=26, **switched_off(20))
+        summary = tenuto.summary(pipe)
+    assert summary.per_step[-1].work == 1 and summary.computed == 9 and summary.cache_bytes > 0
+    assert summary.keep == "output" and summary.corrected and summary.estimated is not None
+    assert "held      the output" in str(summary) and "that of the full run" not in str(summary)
+
+
+def test_what_was_held_before_everything_was_computed_is_said_with_the_reason(pipe: DiffusionPipeline) -> None:
+    scheduler = pipe.scheduler
+    with tenuto.running(pipe.unet, scheduler, evaluations=12) as run, torch.no_grad():
+        scheduler.set_timesteps(24)
+        x, text = torch.zeros(1, 4, 8, 8), torch.zeros(1, 5, 16)
+        for place, t in enumerate(scheduler.timesteps):
+            noise = pipe.unet(x, t, encoder_hidden_states=text).sample
+            x = scheduler.step(noise, t, x).prev_sample
+            if place == 9:
+                with pytest.warns(UserWarning, match=r"more than once.*All remaining steps are computed\."):
+                    scheduler.step(noise, t, x)
+        summary = tenuto.summary(run)
+    assert 12 < summary.computed < 24 and summary.keep == "output" and "more than once" in summary.in_full_because
+    assert "the output, predicted as quadratic" in str(summary) and "; then nothing: the loop steps" in str(summary)
 
 
 def test_nothing_held_is_said(pipe: DiffusionPipeline) -> None:

@@ -10,7 +10,7 @@ from tenuto.errors import ScheduleError, UsageError, check_whole
 from tenuto.pipelines.denoiser import Denoiser, kind_of_denoiser
 from tenuto.pipelines.engine import Unannounced
 from tenuto.pipelines.request import Request
-from tenuto.pipelines.timesteps import timesteps_of
+from tenuto.pipelines.timesteps import lacks_timesteps, timesteps_of
 from tenuto.runtime.executor import Executor
 
 
@@ -44,6 +44,8 @@ class Running(Unannounced):
         return self._scheduler
 
     def _steps(self, scheduler: Any) -> int:
+        if lacks_timesteps(scheduler):
+            raise UsageError(f"Call the set_timesteps of {type(scheduler).__name__} before the loop begins.")
         there = timesteps_of(scheduler)
         if self._asked is None:
             return super()._steps(scheduler)

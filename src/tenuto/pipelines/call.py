@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+NOISY = ("eta", "s_churn")  # arguments that make DDIM's and Euler's steps add noise
+
 
 @dataclass(frozen=True)
 class Call:
@@ -40,6 +42,11 @@ class Call:
     def threads_state(self) -> bool:
         """Whether the loop hands a result of the last step to the next one, besides the sample."""
         return "old_pred_original_sample" in self.given
+
+    @property
+    def adds_noise(self) -> bool:
+        """Whether the loop tells the scheduler to add noise at this step."""
+        return any(self.given.get(name) for name in NOISY)
 
     def take(self, output: Tensor, sample: Tensor) -> Any:
         return self.original(**{**self.given, "model_output": output, "sample": sample})

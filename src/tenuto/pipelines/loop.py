@@ -5,10 +5,9 @@ held and predicted at this second call (tenuto.runtime.stepping). At a held step
 returns the output of its last evaluation, which has the right shape and is not used.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,39 +18,14 @@ from tenuto.errors import UsageError
 from tenuto.pipelines.call import Call
 from tenuto.pipelines.denoiser import Denoiser
 from tenuto.pipelines.evaluations import Evaluation, moment
+from tenuto.pipelines.lanes import Key, Lane, shape_of
 from tenuto.pipelines.request import Request
+from tenuto.pipelines.streams import Streams
 from tenuto.pipelines.timesteps import place_of, timesteps_of
-from tenuto.runtime.executor import Generation
 from tenuto.runtime.levels import Nature, nature_of
 from tenuto.runtime.pacing import Pace
-from tenuto.runtime.private_torch import tree_map_only
 from tenuto.runtime.stepping import Stepping
 from tenuto.scheduling.schedule import Schedule
-
-Key = tuple[str, int]  # a denoiser, and which of its calls in one step
-
-
-@dataclass(frozen=True)
-class Lane:
-    """The same call of a denoiser in successive steps."""
-
-    start: int
-    shape: tuple[int, ...] | None  # of the sample
-    generation: Generation | None
-    last: Any = None  # the output of the last evaluation
-
-    def fitted(self, shape: tuple[int, ...] | None) -> "Lane | None":
-        """This lane for a call of another batch; its last output is cut or repeated. None if it does not fit."""
-        if self.last is None or self.shape == shape:
-            return None if self.last is None else self
-        if self.shape is None or shape is None or self.shape[1:] != shape[1:]:
-            return None
-        before, batch = self.shape[0], shape[0]
-
-        def resized(one: Tensor) -> Tensor:
-            return one[:1].expand(batch, *one.shape[1:]) if one.dim() and len(one) == before else one
-
-        return replace(self, shape=shape, last=tree_map_only(Tensor, resized, self.last))
 
 
 class Loop:
@@ -75,8 +49,8 @@ class Loop:
         self.begun = 0
         self.computed: list[bool] = []  # [step from `begun` on]: whether it evaluates the denoisers
         self.pace: Pace | None = None  # if it is decided on the way
-        self.streams: dict[int, Stepping] = {}  # by scheduler, since the last plan
-        self._past: list[list[Stepping]] = []  # the streams of the plans before
+        self.streams = Streams()
+        self.followed: list[Schedule] = []  # the schedules so far: another one follows if the rest is planned anew
         self._natures: dict[int, Nature] = {}
         self._stepped: set[int] = set()  # the schedulers that took the current step
         self._calls: Counter[str] = Counter()  # of each denoiser in this step
@@ -106,10 +80,11 @@ class Loop:
         left, levels = self.steps - self.step, self.nature.levels
         log_snr = None if levels is None else levels.after(self.step).log_snr
         self.schedule = denoiser.schedule_for(left, self.first + self.step, log_snr, self.spent)
+        self.followed += self.schedules
         self.begun = self.step
         self.computed = [True] * left if self.schedule is None else self.schedule.full_steps.tolist()
         self._counted = denoiser.request.evaluations is not None
-        self._end_streams()
+        self.streams.end()
         self._plan_quality(denoiser.request)
 
     def _plan_quality(self, request: Request) -> None:
@@ -124,25 +99,6 @@ class Loop:
         most = None if request.evaluations is None else max(1, request.evaluations - self.spent)
         self.begun, self.computed = 0, [True] * self.steps  # distances are shares of the whole run, also for the rest
         self.pace = Pace(request.quality, nature.levels, most, request.group)
-
-    @property
-    def estimated(self) -> float | None:
-        """The estimated distance of the result to the full run, in dB; None if it cannot be told.
-
-        The errors of successive plans add up. Streams of one plan are different samples: the worst counts.
-        """
-        known = [
-            [one.estimated for one in part if one.estimated is not None]
-            for part in (*self._past, list(self.streams.values()))
-        ]
-        return together([min(one) for one in known if one])
-
-    def _end_streams(self) -> None:
-        """What was kept belongs to another network or batch, and is freed; the errors so far remain."""
-        for stream in self.streams.values():
-            stream.forget()
-        self._past.append(list(self.streams.values()))
-        self.streams.clear()
 
     @property
     def spent(self) -> int:
@@ -174,7 +130,7 @@ class Loop:
         self._advance()
         self.schedule = None
         self.lanes.clear()
-        self._end_streams()
+        self.streams.end()
 
     def _advance(self) -> None:
         self.step += 1
@@ -264,14 +220,14 @@ class Loop:
         if again:
             self.compute_in_full(f"the loop steps its {type(scheduler).__name__} more than once for one evaluation")
             return original(*args, **kwargs)
-        if kwargs.get("eta"):  # DDIM's
-            self.take_noise(scheduler)
-            if self.in_full:
-                return original(*args, **kwargs)
         call = Call.of(original, args, kwargs)
         if call is None:
             self.compute_in_full(f"the step of {type(scheduler).__name__} takes neither output nor sample by name")
             return original(*args, **kwargs)
+        if call.adds_noise:
+            self.take_noise(scheduler)
+            if self.in_full:
+                return original(*args, **kwargs)
         self._check_timestep(scheduler, call.given.get("timestep"))
         return call.take(call.output, call.sample) if self.in_full else self._take(scheduler, call)
 
@@ -316,9 +272,10 @@ class Loop:
 
     def _take(self, scheduler: Any, call: Call) -> Any:
         assert self.schedule is not None
-        place, stream = self.step - self.begun, self.streams.get(id(scheduler))
+        place, stream = self.step - self.begun, self.streams.of(scheduler)
         if stream is None:
-            stream = self.streams[id(scheduler)] = self._stream(scheduler, call)
+            stream = self._stream(scheduler, call)
+            self.streams.begin(scheduler, stream)
             if self.pace is not None and not stream.corrects:
                 self.compute_in_full(f"the quality cannot be measured, because {stream.uncorrected_because}")
                 return call.take(call.output, call.sample)
@@ -338,7 +295,7 @@ class Loop:
         stream = Stepping(scheduler, nature, self.computed, schedule.order, schedule.corrected, self.pace)
         if call.threads_state and not stream.uncorrected_because:
             stream.uncorrected_because = f"{type(scheduler).__name__} hands state from step to step through the loop"
-        if call.given.get("eta"):  # DDIM's
+        if call.adds_noise:
             stream.uncorrected_because = f"{type(scheduler).__name__} adds random noise"
         return stream
 
@@ -356,8 +313,10 @@ class Loop:
         """From now on nothing is held."""
         self.in_full = why
         self.lanes.clear()
-        self._end_streams()
-        self._warn(f"{why[0].upper()}{why[1:]}. Everything is computed, and nothing is gained. {advice}".strip())
+        self.streams.end()
+        some = any(not one.computed for one in self.evaluations)
+        then = "All remaining steps are computed." if some else "Everything is computed, and nothing is gained."
+        self._warn(f"{why[0].upper()}{why[1:]}. {then} {advice}".strip())
 
     def refuse_noise(self, scheduler: Any) -> None:
         """Hold nothing: outputs change with the scheduler's random noise, so predictions would be far off."""
@@ -384,15 +343,4 @@ class Loop:
         """Free what is held."""
         for key, lane in self.lanes.items():
             self.lanes[key] = replace(lane, generation=None, last=None)
-        for stream in self.streams.values():
-            stream.forget()
-
-
-def shape_of(sample: Tensor | None) -> tuple[int, ...] | None:
-    return None if sample is None else tuple(sample.shape)
-
-
-def together(decibels: list[float]) -> float | None:
-    """The distance after several errors, in dB, each of which is given in dB; None if there is none."""
-    error = sum(10 ** (-one / 10) for one in decibels)
-    return None if not decibels else -10 * math.log10(error) if error else math.inf
+        self.streams.forget()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tenuto.pipelines.streams import Streams
 from tenuto.scheduling.refresh import LEAST
 from tenuto.scheduling.schedule import COMPUTED, HELD
 
@@ -78,6 +79,7 @@ class Summary:
         if self.keep:
             why = f"not corrected: {self.uncorrected_because}" if self.uncorrected_because else "not corrected"
             held = f"the {self.keep}, predicted as {self.predict}, {'corrected' if self.corrected else why}"
+            held += f"; then nothing: {self.in_full_because}" if self.in_full_because else ""
         lines = [
             f"{self.pipeline}: {names}, {self.steps} steps of {self.scheduler}",
             f"  asked     {self.asked}",
@@ -125,14 +127,13 @@ def summarise(pipeline: str, asked_for: str, denoisers: Sequence["Denoiser"], lo
     called = {one.denoiser for one in evaluations}
     named = {one.name: one for one in denoisers if one.name in called or not called}
     recorded = [executor.report() for one in denoisers for executor in one.executors]
-    schedules = [] if loop is None else loop.schedules
-    paced = loop is not None and loop.pace is not None
-    held = next((one for one in schedules if paced or not one.active.all()), None)
-    if (paced or (loop is not None and loop.in_full)) and all(one.computed for one in evaluations):
-        held = None
-    streams = [] if loop is None else list(loop.streams.values())
-    estimated = None if held is None or loop is None else loop.estimated
     done = [one.computes(len(named[one.denoiser].units)) for one in evaluations]
+    paced = loop is not None and loop.pace is not None
+    held = None
+    if loop is not None and not all(marks.all() for marks in done):
+        held = next((one for one in loop.followed if paced or not one.active.all()), None)
+    streams = Streams() if loop is None else loop.streams
+    estimated = None if held is None else streams.estimated
     costs = {name: np.array([unit.flops for unit in one.units] or [1.0]) for name, one in named.items()}
     computed = {name: np.zeros(len(cost), int) for name, cost in costs.items()}
     for one, marks in zip(evaluations, done, strict=True):
@@ -160,8 +161,8 @@ def summarise(pipeline: str, asked_for: str, denoisers: Sequence["Denoiser"], lo
         flop_work=flops / (all_flops or 1.0),
         keep="" if held is None else held.keep,
         predict="" if held is None else held.predict,
-        corrected=held is not None and any(stream.corrects for stream in streams),
-        uncorrected_because=next((one.uncorrected_because for one in streams if one.uncorrected_because), ""),
+        corrected=held is not None and streams.corrects,
+        uncorrected_because=streams.uncorrected_because,
         in_full_because="" if loop is None else loop.in_full or _too_few_steps(loop.steps, denoisers[0].request),
         estimated=estimated,
         too_few=loop is not None and loop.pace is not None and loop.pace.missed(estimated),
@@ -170,7 +171,7 @@ def summarise(pipeline: str, asked_for: str, denoisers: Sequence["Denoiser"], lo
         graphs=sum(report.graphs for report in recorded),
         graph_bytes=sum(report.graph_bytes for report in recorded),
         capture_seconds=sum(report.capture_seconds for report in recorded),
-        cache_bytes=sum(stream.most_bytes for stream in streams) + sum(report.cache_bytes for report in recorded),
+        cache_bytes=streams.most_bytes + sum(report.cache_bytes for report in recorded),
         given_up="; ".join(dict.fromkeys(report.given_up for report in recorded if report.given_up)),
         per_step=tuple(per_step),
         per_denoiser={

@@ -5,6 +5,7 @@ own), and only the timestep that it gives to its scheduler tells which. On a GPU
 that was taken from the scheduler's own timesteps is recognised by its place in their memory.
 """
 
+import inspect
 from typing import Any
 
 import torch
@@ -14,6 +15,16 @@ from torch import Tensor
 def timesteps_of(scheduler: Any) -> int:
     timesteps = getattr(scheduler, "timesteps", None)
     return 0 if timesteps is None else len(timesteps)
+
+
+def lacks_timesteps(scheduler: Any) -> bool:
+    """Whether a scheduler refuses to step because its set_timesteps was not called (DDIM, UniPC, DPM-Solver++)."""
+    if getattr(scheduler, "num_inference_steps", 0) is not None:
+        return False
+    try:
+        return "run 'set_timesteps'" in inspect.getsource(type(scheduler))
+    except (OSError, TypeError):
+        return False
 
 
 def place_of(timestep: Any, scheduler: Any, expected: int) -> int | None:

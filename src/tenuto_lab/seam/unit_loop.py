@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tenuto.pipelines.call import Call
 from tenuto.pipelines.denoiser import Denoiser
-from tenuto.pipelines.loop import Key, Lane, Loop, shape_of
+from tenuto.pipelines.lanes import Key, Lane, shape_of
+from tenuto.pipelines.loop import Loop
 from tenuto.pipelines.timesteps import place_of
 from tenuto.scheduling.schedule import Schedule
 
@@ -61,6 +62,7 @@ class UnitLoop(Loop):
         if lane is None or not lane.goes_on(self.step, shape):
             left = self.steps - self.step
             schedule = None if self.in_full else denoiser.schedule_for(left, self.first + self.step, None, self.spent)
+            self.followed += [] if schedule is None else [schedule]
             generation = None if schedule is None else denoiser.start(schedule, key[1])
             lane = self.lanes[key] = UnitLane(self.step, shape, generation, schedule=schedule)
         return (full if lane.generation is None else lane.generation)(*args, **kwargs)
