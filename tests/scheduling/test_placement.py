@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenuto.scheduling.placement import FEW, LEAST, SILENT, asked_ahead, placed, places_of, progress_of
+from tenuto.scheduling.placement import FEW, FLOOR, SILENT, asked_ahead, placed, places_of, progress_of
 
 LEVELS = st.lists(st.one_of(st.floats(-20, 20), st.floats(-0.1, 0.1)), min_size=1, max_size=40).flatmap(
     lambda levels: st.sampled_from([levels, sorted(levels), sorted(levels, reverse=True)])
@@ -99,7 +99,7 @@ def test_how_a_scheduler_spaces_its_steps_does_not_matter(first):
 
 def test_levels_without_any_signal_are_one_place():
     """Flow matching begins without signal, and SVD with seven hundred times as much noise: nothing happens there."""
-    levels = [-9.2, -6.5, LEAST, -4.0, 0.0, 3.0]
+    levels = [-9.2, -6.5, FLOOR, -4.0, 0.0, 3.0]
     assert places_of(6, levels)[:3].tolist() == progress_of(6, levels)[:3].tolist() == [0, 0, 0]
     assert places_of(6, levels)[3] > 0 and progress_of(6, levels)[3] > 0
 

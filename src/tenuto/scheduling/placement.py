@@ -32,7 +32,7 @@ MANY = 12  # evaluations; with fewer, the first may ask ahead
 LEVEL, TIME = 0.5, 0.5  # shares in the measure
 FLOW_FROM_NOISE, LEVEL_FROM_NOISE, ANGLE_FROM_NOISE = 0.5, 0.3, 0.2  # instead, if a run begins in noise alone
 SHIFT = 5.0  # of the flow: halfway, the noise is so many times as strong as the signal
-LEAST = -5.0  # log-SNR; samples with less signal than this are alike
+FLOOR = -5.0  # log-SNR; samples with less signal than this are alike
 BEFORE_END, BEFORE_END_FROM_NOISE = 0.4, 0.8  # of an interval: how much earlier few evaluations end
 SILENT = -3.5  # log-SNR; a sample up to here is all noise: its signal is a thirtieth
 
@@ -112,7 +112,7 @@ def _rising(log_snr: Sequence[float] | None) -> NDArray[np.float64] | None:
     """The levels, as far as they say anything; None if they do not rise or are unknown."""
     if log_snr is None or not log_snr[-1] > log_snr[0]:
         return None
-    return np.maximum.accumulate(np.maximum(np.asarray(log_snr, dtype=np.float64), LEAST))
+    return np.maximum.accumulate(np.maximum(np.asarray(log_snr, dtype=np.float64), FLOOR))
 
 
 def _time(level: NDArray[np.float64]) -> NDArray[np.float64]:
