@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tenuto.cli.generate import LOCK, claimed
+from tenuto.cli.generation_record import LOCK, claimed
 from tests.cli.conftest import Run
 from tests.conftest import random_dit, write_checkpoint
 
@@ -112,7 +112,7 @@ def test_a_killed_process_leaves_its_directory_free(tmp_path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
-from tenuto.cli.generate import claimed
+from tenuto.cli.generation_record import claimed
 with claimed(Path({str(tmp_path / "x")!r})):
     os.kill(os.getpid(), signal.SIGKILL)
 """
