@@ -275,7 +275,7 @@ def test_held_units_are_computed_with_everything_only(network: LLaDA) -> None:
         *(rule for rule, _ in CASES),
         rules.elastic(4),
         rules.dllm_cache(8, 4),
-        rules.ours(early, lean=True),
+        rules.ours(early, name="ours, everything early", lean=True),
         rules.ours(10**6, frozenset({"blocks.0.attn"}), "held"),
     ],
     ids=lambda rule: rule.name,
