@@ -55,6 +55,7 @@ from training.loop import (
     save_weights,
     train,
 )
+from training.muon import MuonAndAdam, of_blocks
 from training.objectives import Name, Objective, objective, weighted_loss
 from training.tiny_imagenet import DEFAULT_PATH, SIZE, SOURCE, TinyImageNet, load
 from training.train_vae import decode_all, encode_all
@@ -187,16 +188,24 @@ def draw_latents(
 
 
 def train_family(
-    latents: Latents, config: DiTConfig, goal: Objective, settings: Settings, start: dict[str, Tensor] | None = None
+    latents: Latents,
+    config: DiTConfig,
+    goal: Objective,
+    settings: Settings,
+    start: dict[str, Tensor] | None = None,
+    muon: bool = False,
 ) -> tuple[DiT, Trained]:
-    """The network with the averaged weights, and the record."""
+    """The network with the averaged weights, and the record. muon: update the blocks' matrices by Muon, not AdamW"""
     torch.manual_seed(settings.seed)
     network = DiT(config)
     network.initialize_weights()
     if start is not None:
         network.load_state_dict(start)
     network.to(latents.mean.device)
-    trained = train(network, loss_function(latents, config, goal, settings), settings)
+    optimizer = None
+    if muon:
+        optimizer = MuonAndAdam(network, of_blocks(network), settings.lr, settings.betas, settings.weight_decay)
+    trained = train(network, loss_function(latents, config, goal, settings), settings, optimizer)
     network.load_state_dict(trained.state)
     return network.eval(), trained
 
@@ -243,13 +252,18 @@ def family_card(directory: Path) -> str:
         if record.get("is_early")
         else ""
     )
+    by = (
+        "Muon updated the matrices of the blocks, and AdamW all else.\n"
+        if "Muon" in record.get("optimizer", "")
+        else ""
+    )
     evaluation = directory / "evaluation.json"
     return f"""# {directory.name}
 
 A class-conditional latent diffusion transformer ({record["parameters"] / 1e6:.1f} million parameters) that draws
 {SIZE}×{SIZE} pictures of {len(names)} kinds of things. It works on 16×16 latents of the autoencoder in `vae`, in
 patches of 2×2: 64 tokens. {goal}
-Weights are the training's moving average, stored in float16. {kept}
+Weights are the training's moving average, stored in float16. {by}{kept}
 
 | config.json | |
 |---|---|
@@ -365,6 +379,9 @@ def main(
     seed: Seed = 0,
     compile: Compile = True,
     max_steps: MaxSteps = None,
+    muon: Annotated[
+        bool, typer.Option("--muon", help="Update the blocks' matrices by Muon in place of AdamW.")
+    ] = False,
     early: Annotated[
         float | None, typer.Option(min=0.01, max=0.99, help="Write the weights after this share of the time, too.")
     ] = None,
@@ -383,14 +400,14 @@ def main(
         state, found, before = start_from(start)
         check_start(found, config, before, goal.name)
     latents = stored_latents(vae, data, where)
-    network, trained = train_family(latents, config, goal, settings, state)
+    network, trained = train_family(latents, config, goal, settings, state, muon)
     pace = trained.steps * settings.batch / trained.seconds
     for one, place in ((trained, out), (trained.early, out.with_name(f"{out.name}-early"))):
         if one is None:
             continue
         network.load_state_dict(one.state)
         extra = {"held_out_loss": held_out_loss(network, latents, goal), "vae": hash_of((vae / WEIGHTS).read_bytes())}
-        extra |= {"is_early": one is not trained}
+        extra |= {"is_early": one is not trained, "optimizer": "Muon and AdamW" if muon else "AdamW"}
         save(place, one, config, names, goal, settings, vae, len(latents.mean) // 2, extra, before)
         print(f"{place}: held-out loss {extra['held_out_loss']:.5f}, {pace:,.0f} latents/s", flush=True)
         show(network, config, goal, autoencoder, place / "samples.png")

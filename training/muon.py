@@ -33,10 +33,19 @@ class MuonAndAdam:
     """Muon for the matrices of a network's blocks, AdamW for all its other parameters."""
 
     def __init__(
-        self, network: nn.Module, inner: set[str], lr: float, betas: tuple[float, float], weight_decay: float
+        self,
+        network: nn.Module,
+        inner: set[str],
+        lr: float,
+        betas: tuple[float, float],
+        weight_decay: float,
+        keeps_gradients: bool = False,
     ) -> None:
-        """inner: the names of the matrices that Muon updates"""
+        """inner            the names of the matrices that Muon updates
+        keeps_gradients  whether new gradients are computed in the memory of the old ones (`training.recorded`)
+        """
         named = dict(network.named_parameters())
+        self._cleared = [] if keeps_gradients else list(named.values())
         shapes: dict[torch.Size, list[Tensor]] = defaultdict(list)
         for name in sorted(inner):
             shapes[named[name].shape].append(named[name])
@@ -59,4 +68,10 @@ class MuonAndAdam:
             torch._foreach_add_(parameters, list(updates.unbind()), alpha=-lr * scale)
 
     def zero_grad(self) -> None:
-        """Does nothing: `training.recorded` computes new gradients in the memory of the old ones."""
+        for parameter in self._cleared:
+            parameter.grad = None
+
+
+def of_blocks(network: nn.Module) -> set[str]:
+    """The names of the matrices of a transformer's blocks."""
+    return {name for name, value in network.named_parameters() if "blocks." in name and value.dim() == 2}

@@ -43,7 +43,7 @@ from training.loop import (
     save_weights,
     train,
 )
-from training.muon import MuonAndAdam
+from training.muon import MuonAndAdam, of_blocks
 from training.reasoning_rows import LENGTHS, Batch, Lessons, Posing, batches, parse_lengths, parse_shares, parse_sizes
 from training.reasoning_text import CONTEXT, DEFAULT_PATH, VOCABULARY, Library, load
 from training.recorded import Recorded
@@ -220,8 +220,7 @@ def train_small(
     )
     stream = batches(library, made, part, settings.seed, device, lessons)
 
-    inner = {name for name, parameter in network.named_parameters() if ".blocks." in name and parameter.dim() == 2}
-    optimizer = MuonAndAdam(network, inner, settings.lr, settings.betas, settings.weight_decay)
+    optimizer = MuonAndAdam(network, of_blocks(network), settings.lr, settings.betas, settings.weight_decay, True)
     network.train()
     gradients = Recorded(
         network,

@@ -50,6 +50,10 @@ def test_no_graph_takes_memory_if_the_gpu_is_busy_anyway(monkeypatch: pytest.Mon
     assert ways_of("auto", 5.0, monkeypatch) == ["evaluated"] * 4
 
 
+def test_no_graph_is_recorded_if_python_had_to_wait_for_a_full_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ways_of("auto", 1.6, monkeypatch) == ["evaluated"] * 4
+
+
 def test_who_asks_for_graphs_gets_them_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ways_of("jagged", 5.0, monkeypatch) == ["recorded", "replayed", "replayed", "replayed"]
 

@@ -182,6 +182,15 @@ def test_weights_are_also_kept_after_a_share_of_the_training(folder: Path, data:
     assert "after 50% of that time" in " ".join((early / "README.md").read_text(encoding="utf-8").split())
 
 
+def test_muon_can_update_the_blocks_and_the_card_says_so(folder: Path, data: Path, vae: Path, checkpoint: Path) -> None:
+    out = trained(folder, data, vae, "muon", muon=True)
+    ours, theirs = load(out).network.state_dict(), load(checkpoint).network.state_dict()
+    changed = {key for key in ours if not torch.equal(ours[key], theirs[key])}
+    assert "blocks.0.attn.qkv.weight" in changed
+    assert json.loads((out / "loss.json").read_text(encoding="utf-8"))["optimizer"] == "Muon and AdamW"
+    assert "Muon updated" in (out / "README.md").read_text(encoding="utf-8")
+
+
 def test_a_checkpoint_in_8_bits_draws_nearly_the_same_and_says_so(folder: Path, checkpoint: Path) -> None:
     out = folder / "eight-bits"
     quantise.main(checkpoint, out, samples=2, device="cpu", seed=0)

@@ -416,9 +416,13 @@ def test_updates_of_matrices_are_orthogonal_and_learn_faster_than_nothing() -> N
         loss = (network(x) - x[:, :2] * 3).square().mean()
         loss.backward()
         optimizer.step()
-        network.zero_grad()
+        optimizer.zero_grad()
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 4
+    assert all(parameter.grad is None for parameter in network.parameters())
+    network(x).sum().backward()
+    MuonAndAdam(network, {"0.weight"}, 0.02, (0.9, 0.99), 0.0, keeps_gradients=True).zero_grad()
+    assert all(parameter.grad is not None for parameter in network.parameters())
 
 
 def test_gradients_are_those_of_the_batch_alone() -> None:

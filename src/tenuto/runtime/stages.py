@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 STAGES = 4  # how many signatures of inputs keep their graphs; the least recently used one is dropped
 SIGNATURES = 8  # for how many signatures of inputs one stage records graphs
 MANY = 512  # tokens; above that, full steps with a KV cache are not recorded
-BUSY = 2.0  # if the GPU needs this many times longer than Python needs to launch the kernels, a graph gains nothing
+# If the GPU needs this many times longer than Python needs to launch the kernels, a graph gains nothing. The number is
+# small because Python must wait as soon as about a thousand kernels are queued: if a large network has more, launching
+# them takes nearly as long as computing them.
+BUSY = 1.25
 ROWS = "rows of held units"  # the name of these positions among the inputs of a graph
 
 
