@@ -3,7 +3,8 @@
     python -m benchmarks.scaling --device cuda --network weights/natural-dit --network data/family/large --guidance 3
 
 Every network at every guidance is one case. A case that the file holds already is left out unless --again is given, so
-an interrupted run goes on with the case at which it stopped. docs/benchmarks.md says how the networks are trained.
+an interrupted run goes on with the case at which it stopped. Several processes may measure a network each, every one
+with an --out of its own; --join puts their cases together. docs/benchmarks.md says how the networks are trained.
 """
 
 import time
@@ -41,12 +42,19 @@ def main(
     device: Annotated[str, typer.Option(help="Where to run.")] = "cuda" if torch.cuda.is_available() else "cpu",
     few: Annotated[bool, typer.Option("--few", help="Rivals with few settings, for a CPU.")] = False,
     again: Annotated[bool, typer.Option(help="Measure what the file holds already, too.")] = False,
+    join: Annotated[
+        list[Path] | None, typer.Option(help="Other files of this command, whose cases are taken over; repeat.")
+    ] = None,
     draw_only: Annotated[bool, typer.Option("--draw-only", help="Measure nothing; draw what the file holds.")] = False,
 ) -> None:
     """Measure how ways of spending less work change with the size of the network."""
     # Products of float32 in tensor cores' own format: three times as fast, and alike to 60 dB.
     torch.set_float32_matmul_precision("high" if device.startswith("cuda") else "highest")
     record: dict[str, Any] = read_result(out, "record of sizes", RECORD) if out.is_file() else {"cases": {}}
+    for other in join or ():
+        record["cases"] |= read_result(other, "record of sizes", RECORD)["cases"]
+    if join:
+        write_json(out, record)
     began = time.monotonic()
     for guidance in () if draw_only else guidances or GUIDANCES:
         for path in networks or [ROOT / "weights" / "natural-dit"]:

@@ -186,7 +186,7 @@ def test_muon_can_update_the_blocks_and_the_card_says_so(folder: Path, data: Pat
     out = trained(folder, data, vae, "muon", muon=True)
     ours, theirs = load(out).network.state_dict(), load(checkpoint).network.state_dict()
     changed = {key for key in ours if not torch.equal(ours[key], theirs[key])}
-    assert "blocks.0.attn.qkv.weight" in changed
+    assert "blocks.0.adaLN_modulation.1.weight" in changed
     assert json.loads((out / "loss.json").read_text(encoding="utf-8"))["optimizer"] == "Muon and AdamW"
     assert "Muon updated" in (out / "README.md").read_text(encoding="utf-8")
 
