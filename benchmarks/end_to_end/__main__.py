@@ -36,7 +36,7 @@ def chosen(names: list[str] | None, default: list[str]) -> list[str]:
 
 def main(
     out: Annotated[Path, typer.Option(help="The file to write, and to go on from.")] = RESULTS,
-    packages: Annotated[Path | None, typer.Option(help="Directory with the package cache_dit.")] = None,
+    packages: Annotated[Path | None, typer.Option(help="Directory with the packages cache_dit and DeepCache.")] = None,
     only: Annotated[list[str] | None, typer.Option(help=f"Cases: {NAMES}.")] = None,
     peers: Annotated[
         list[str] | None, typer.Option(help="Cases with peers; by default all but flux-50; or none.")
@@ -60,7 +60,8 @@ def main(
         use_packages(packages)
     if tiny and out == RESULTS:
         raise UsageError("Miniatures measure nothing: name another file with --out.")
-    others = {"cache-dit": version("cache-dit")} if find_spec("cache_dit") else {}
+    packages_of_peers = {"cache-dit": "cache_dit", "DeepCache": "DeepCache"}
+    others = {name: version(name) for name, module in packages_of_peers.items() if find_spec(module)}
     transformers = version("transformers")
     book = Book(out, provenance(device, seed=0, transformers=transformers, peers=others, repeats=repeats))
     if draw_only:

@@ -218,18 +218,46 @@ def dbcache(predicting: bool) -> Attach:
     return attach
 
 
+# DeepCache
+
+
+@contextmanager
+def deepcache(built: Built, plan: Plan, recorder: Recorder) -> Iterator[None]:
+    """Its own code with the branch that holds most. Its interval is one at the steps that are to be computed."""
+    from DeepCache import DeepCacheSDHelper  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    if not hasattr(built.pipe, "unet"):
+        raise ValueError("it serves UNets only")
+    helper = DeepCacheSDHelper(pipe=built.pipe)
+    helper.set_params(cache_interval=1, cache_branch_id=0)
+
+    def decide(*_: Any) -> None:
+        helper.params["cache_interval"] = 1 if recorder.step in plan.at else int(FAR)
+
+    handle = built.denoiser.register_forward_pre_hook(decide)
+    with restored(built.denoiser):
+        helper.enable()
+        try:
+            yield
+        finally:
+            helper.disable()
+            handle.remove()
+
+
 TURNS = 3
 SHARES = (0.25, 0.34, 0.15)  # the one that peers are compared with first
 BASE = Way("untouched", untouched, kind="base")
 COMPILED = Way("compiled", compiled, kind="base", compiled=True, turn=1)
 ATTENTION_ONLY = "at a held step only the attentions are left out"
 SPARED = "at a held step the first block is computed"
+OUTERMOST = "at a held step the outermost layers are computed"
 PEERS: Sequence[tuple[str, Attach, str]] = (
     ("diffusers MagCache", magcache, ""),
     ("diffusers TaylorSeer, lite", taylorseer(lite=True), ""),
     ("diffusers FirstBlockCache", first_block, SPARED),
     ("cache-dit DBCache", dbcache(predicting=False), SPARED),
     ("cache-dit DBCache, TaylorSeer", dbcache(predicting=True), SPARED),
+    ("DeepCache", deepcache, OUTERMOST),
     ("diffusers TaylorSeer", taylorseer(lite=False), ATTENTION_ONLY),
 )
 
