@@ -39,11 +39,12 @@ def captions(label: int, colour: str | None = None) -> list[str]:
 
 
 def article(caption: str) -> str:
-    """ "a airplane" -> "an airplane", and back where a colour stands between."""
+    """ "a airplane" -> "an airplane", and back where a colour stands between. "a European" stays as it is."""
     words = caption.split()
     for i, follower in enumerate(words[1:]):
         if words[i] in ("a", "an"):
-            words[i] = "an" if follower[0] in "aeiou" else "a"
+            vowel = follower[0].lower() in "aeiou" and not follower.lower().startswith(("eu", "uni"))
+            words[i] = "an" if vowel else "a"
     return " ".join(words)
 
 

@@ -14,16 +14,18 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 import typer
-from torch import Tensor
+from torch import Tensor, nn
 
 from tenuto.errors import UsageError
 from tenuto.files import read_json, write_json, write_text
+from tenuto.models import Model
 from tenuto.models import load as load_model
 from tenuto.provenance import provenance
 from tenuto_lab.judging.statistics import Distance, Statistics, frechet
 from tenuto_lab.judging.tiny_classifier import TinyClassifier, load_tiny_classifier
 from training.autoencoder import load_autoencoder
-from training.family import draw_latents, family_card, show
+from training.family import Drawn, draw_latents, family_card, show
+from training.family_unet import by_class, unet_card
 from training.loop import Device, Seed, allow_recompiling, default_device, run
 from training.objectives import objective
 from training.tiny_imagenet import DEFAULT_PATH, load, scaled
@@ -81,8 +83,16 @@ def measure(
     return row
 
 
+def asked_by_class(model: Model) -> tuple[nn.Module, Drawn]:
+    """The network, called with classes, and what it draws. A UNet gets each class's plain caption."""
+    if model.architecture.asks_for == "caption":
+        unet = by_class(model)
+        return unet, unet
+    return model.network, model.config
+
+
 def main(
-    checkpoint: Annotated[Path, typer.Option(help="The directory that training.family wrote.")],
+    checkpoint: Annotated[Path, typer.Option(help="The directory that training.family or training.family_unet wrote.")],
     judge: Annotated[Path, typer.Option(help="The directory that training.train_tiny_classifier wrote.")],
     data: Annotated[Path, typer.Option(help="The folder made by training.tiny_imagenet.")] = DEFAULT_PATH,
     inception_file: Annotated[Path | None, typer.Option("--inception", help="FID's Inception as TorchScript.")] = None,
@@ -114,14 +124,15 @@ def main(
     reconstructed = measure(decode_all(autoencoder, mean), pictures.test_labels, classifier, statistics, inceptions)
     if compile:
         allow_recompiling()
-    network: Any = torch.compile(model.network, dynamic=False) if compile else model.network
+    plain, drawn = asked_by_class(model)
+    network: Any = torch.compile(plain, dynamic=False) if compile else plain
     rows = []
     for scale in (float(part) for part in guidance.split(",")):
         labels = torch.arange(samples) % len(names)
         made = []
         for i, part in enumerate(labels.split(batch)):
-            drawn = draw_latents(network, model.config, goal, part.to(place), steps, scale, seed + i * batch)
-            made.append(decode_all(autoencoder, drawn))
+            latents = draw_latents(network, drawn, goal, part.to(place), steps, scale, seed + i * batch)
+            made.append(decode_all(autoencoder, latents))
         rows.append({"guidance": scale, **measure(torch.cat(made), labels, classifier, statistics, inceptions)})
         print(rows[-1], flush=True)
     result = {
@@ -134,8 +145,9 @@ def main(
         "provenance": provenance(device, seed=seed),
     }
     write_json(checkpoint / "evaluation.json", result)
-    show(model.network, model.config, goal, autoencoder, checkpoint / "samples.png")
-    write_text(checkpoint / "README.md", family_card(checkpoint))
+    show(plain, drawn, goal, autoencoder, checkpoint / "samples.png")
+    card = unet_card if model.architecture.asks_for == "caption" else family_card
+    write_text(checkpoint / "README.md", card(checkpoint))
 
 
 if __name__ == "__main__":

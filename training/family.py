@@ -19,10 +19,10 @@ travel; therefore the learning rate warms up again.
 
 import hashlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import torch
 import typer
@@ -97,6 +97,19 @@ SIZES = {
 }
 
 
+class Drawn(Protocol):
+    """What a network draws: samples of one shape, of some classes, and of "no class" for guidance."""
+
+    @property
+    def sample_shape(self) -> tuple[int, int, int]: ...
+
+    @property
+    def num_classes(self) -> int: ...
+
+    @property
+    def null_class(self) -> int: ...
+
+
 class Latents(NamedTuple):
     """Posterior mean and deviation float16 [2 N, C, 16, 16] of all training pictures, then of their mirror images."""
 
@@ -140,7 +153,18 @@ def hash_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def loss_function(latents: Latents, config: DiTConfig, goal: Objective, settings: Settings) -> Any:
+# (labels, generator) -> what the network is told about its samples, sometimes nothing
+Condition = Callable[[Tensor, torch.Generator], Tensor]
+
+
+def class_or_none(config: DiTConfig) -> Condition:
+    def condition(y: Tensor, generator: torch.Generator) -> Tensor:
+        return y.masked_fill(chance(config.class_dropout_prob, y, generator), config.null_class)
+
+    return condition
+
+
+def loss_function(latents: Latents, condition: Condition, goal: Objective, settings: Settings) -> Any:
     """What `loop.train` minimises; everything is drawn on the latents' device."""
     device = latents.mean.device
     generator = torch.Generator(device).manual_seed(settings.seed)
@@ -150,9 +174,9 @@ def loss_function(latents: Latents, config: DiTConfig, goal: Objective, settings
         x, y = latents.mean[chosen].float(), latents.labels[chosen]
         noise = torch.randn(x.shape, generator=generator, device=device)
         x = x + latents.deviation[chosen].float() * noise
-        y = y.masked_fill(chance(config.class_dropout_prob, y, generator), config.null_class)
+        told = condition(y, generator)
         given, t, wanted, weights = goal.noising(x, generator)
-        return weighted_loss(forward(given, t, y), wanted, weights)
+        return weighted_loss(forward(given, t, told), wanted, weights)
 
     return loss_of
 
@@ -173,7 +197,7 @@ def held_out_loss(network: nn.Module, latents: Latents, goal: Objective, batch: 
 
 @torch.no_grad()
 def draw_latents(
-    network: nn.Module, config: DiTConfig, goal: Objective, labels: Tensor, steps: int, guidance: float, seed: int = 0
+    network: nn.Module, config: Drawn, goal: Objective, labels: Tensor, steps: int, guidance: float, seed: int = 0
 ) -> Tensor:
     """Latents for these classes. Sample i starts from the noise of seed + i, whatever the batch."""
     device = labels.device
@@ -205,7 +229,7 @@ def train_family(
     optimizer = None
     if muon:
         optimizer = MuonAndAdam(network, of_blocks(network), settings.lr, settings.betas, settings.weight_decay)
-    trained = train(network, loss_function(latents, config, goal, settings), settings, optimizer)
+    trained = train(network, loss_function(latents, class_or_none(config), goal, settings), settings, optimizer)
     network.load_state_dict(trained.state)
     return network.eval(), trained
 
@@ -227,12 +251,20 @@ def save(
     )
     save_weights(out, trained.state, dtype=torch.float16)
     write_json(out / "scheduler" / "scheduler_config.json", goal.scheduler)
+    copy_vae(vae, out)
+    save_record(out, trained, settings, source(pictures), before, {"objective": goal.name, **extra})
+
+
+def copy_vae(vae: Path, out: Path) -> None:
+    """The autoencoder beside the network, where the samplers look for it."""
     if (out / "vae").resolve() != vae.resolve():
         (out / "vae").mkdir(parents=True, exist_ok=True)
         for name in ("config.json", WEIGHTS):
             shutil.copyfile(vae / name, out / "vae" / name)
-    data = f"{SOURCE}; the latents of {pictures:,} pictures and their mirror images"
-    save_record(out, trained, settings, data, before, {"objective": goal.name, **extra})
+
+
+def source(pictures: int) -> str:
+    return f"{SOURCE}; the latents of {pictures:,} pictures and their mirror images"
 
 
 def family_card(directory: Path) -> str:
@@ -240,36 +272,49 @@ def family_card(directory: Path) -> str:
     values = read_json(directory / "config.json", "config")
     names = values.pop("labels")
     record = read_json(directory / "loss.json", "training record")
-    goal = (
-        "It predicts noise; 1000 timesteps, betas linear from 0.0001 to 0.02.\n"
-        "The training loss was weighted by min(SNR, 5) / SNR."
-        if record["objective"] == "noise"
-        else "It predicts the velocity ε − x of flow matching; the timestep is 1000 times the share of noise."
-    )
-    kept = (
-        f"It is a training of {record['settings']['seconds']:.0f} s as it was after {record['settings']['early']:.0%} "
-        "of that time, when its learning rate had not fallen yet.\n"
-        if record.get("is_early")
-        else ""
-    )
     by = (
         "Muon updated the matrices of the blocks, and AdamW all else.\n"
         if "Muon" in record.get("optimizer", "")
         else ""
     )
-    evaluation = directory / "evaluation.json"
     return f"""# {directory.name}
 
 A class-conditional latent diffusion transformer ({record["parameters"] / 1e6:.1f} million parameters) that draws
 {SIZE}×{SIZE} pictures of {len(names)} kinds of things. It works on 16×16 latents of the autoencoder in `vae`, in
-patches of 2×2: 64 tokens. {goal}
-Weights are the training's moving average, stored in float16. {by}{kept}
+patches of 2×2: 64 tokens. {said_of_goal(record)}
+Weights are the training's moving average, stored in float16. {by}{said_of_early(record)}
 
 | config.json | |
 |---|---|
 {table(values)}
 
-{training_section(record, directory, "latents")}
+{rest_of_card(directory, record, len(names))}
+Labels: {", ".join(f"{i} {name}" for i, name in enumerate(names))}; {len(names)} is "no class", for guidance.
+"""
+
+
+def said_of_goal(record: dict[str, Any]) -> str:
+    return (
+        "It predicts noise; 1000 timesteps, betas linear from 0.0001 to 0.02.\n"
+        "The training loss was weighted by min(SNR, 5) / SNR."
+        if record["objective"] == "noise"
+        else "It predicts the velocity ε − x of flow matching; the timestep is 1000 times the share of noise."
+    )
+
+
+def said_of_early(record: dict[str, Any]) -> str:
+    return (
+        f"It is a training of {record['settings']['seconds']:.0f} s as it was after {record['settings']['early']:.0%} "
+        "of that time, when its learning rate had not fallen yet.\n"
+        if record.get("is_early")
+        else ""
+    )
+
+
+def rest_of_card(directory: Path, record: dict[str, Any], classes: int) -> str:
+    """Training, samples, evaluation, limits and licence: alike for every network of the family."""
+    evaluation = directory / "evaluation.json"
+    return f"""{training_section(record, directory, "latents")}
 Held-out loss, all timesteps weighted alike: {record["held_out_loss"]:.5f}.
 
 ![Samples at guidance {GUIDANCE:g}, {STEPS} steps](samples.png)
@@ -277,14 +322,12 @@ Held-out loss, all timesteps weighted alike: {record["held_out_loss"]:.5f}.
 {evaluation_section(read_json(evaluation, "evaluation")) if evaluation.exists() else ""}
 ## Limits
 
-It was trained for minutes, not days: some classes are recognisable and many are not. It knows {len(names)} kinds of
+It was trained for minutes, not days: some classes are recognisable and many are not. It knows {classes} kinds of
 things in small pictures and nothing else.
 
 ## Licence
 
 The weights are for research, as are the pictures they were trained on: Tiny-ImageNet, a part of ImageNet.
-
-Labels: {", ".join(f"{i} {name}" for i, name in enumerate(names))}; {len(names)} is "no class", for guidance.
 """
 
 
@@ -340,7 +383,7 @@ By `{made["command"]}` at commit {made["commit"]} on {made["hardware"]}.
 """
 
 
-def show(network: nn.Module, config: DiTConfig, goal: Objective, autoencoder: Autoencoder, path: Path) -> None:
+def show(network: nn.Module, config: Drawn, goal: Objective, autoencoder: Autoencoder, path: Path) -> None:
     """8×8 samples, of classes spread over all."""
     device = next(network.parameters()).device
     labels = torch.linspace(0, config.num_classes - 1, SHOWN).round().long().to(device)

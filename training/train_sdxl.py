@@ -61,7 +61,6 @@ SHIPPED: dict[str, Any] = {  # SDXL base, narrower, with fewer transformer layer
     "addition_time_embed_dim": 32,
     "projection_class_embeddings_input_dim": 6 * 32 + TEXT.width,
 }
-TIME_IDS = (SIZE, SIZE, 0, 0, SIZE, SIZE)  # original size, crop, target size: always the same here
 EMPTY_SHARE = 0.1  # of captions left empty, for guidance
 COLOUR_SHARE = 0.5  # of captions that name the colour
 
@@ -71,38 +70,39 @@ class Painter(nn.Module):
 
     time_ids: Tensor
 
-    def __init__(self, unet: nn.Module, text_encoder: TextEncoder) -> None:
+    def __init__(self, unet: nn.Module, text_encoder: TextEncoder, size: int = SIZE) -> None:
         super().__init__()
         self.unet = unet
         self.text_encoder = text_encoder
-        self.register_buffer("time_ids", torch.tensor([TIME_IDS], dtype=torch.float32), persistent=False)
+        time_ids = (size, size, 0, 0, size, size)  # original size, crop, target size: always the same here
+        self.register_buffer("time_ids", torch.tensor([time_ids], dtype=torch.float32), persistent=False)
 
     def forward(self, x: Tensor, t: Tensor, ids: Tensor) -> Tensor:
-        """Noised images [B, 3, 32, 32], timesteps [B], captions [B, length] -> the noise in the images."""
+        """Noised images [B, C, size, size], timesteps [B], captions [B, length] -> the noise in the images."""
         tokens, pooled = self.text_encoder(ids)
         added = {"text_embeds": pooled, "time_ids": self.time_ids.expand(len(x), -1)}
         return self.unet(x, t, tokens, added_cond_kwargs=added, return_dict=False)[0]
 
 
-def parse_config(given: str | None) -> dict[str, Any]:
+def parse_config(given: str | None, shipped: dict[str, Any] = SHIPPED) -> dict[str, Any]:
     """A UNet's config from a JSON file or from JSON itself; what it does not say is the shipped model's."""
     if given is None:
-        return SHIPPED
+        return shipped
     try:
         values = json.loads(given) if given.lstrip().startswith("{") else read_json(Path(given), "UNet config")
     except json.JSONDecodeError as error:
         raise UsageError(f"The config is not JSON: {error}.") from error
-    config = {**SHIPPED, **values}
+    config = {**shipped, **values}
     fixed = ("in_channels", "out_channels", "sample_size", "cross_attention_dim", "addition_embed_type")
-    if changed := [name for name in fixed if config[name] != SHIPPED[name]]:
-        raise UsageError(f"The data and the text encoder fix {changed[0]}: it must be {SHIPPED[changed[0]]}.")
+    if changed := [name for name in fixed if config[name] != shipped[name]]:
+        raise UsageError(f"The data and the text encoder fix {changed[0]}: it must be {shipped[changed[0]]}.")
     UNetConfig.from_diffusers(config)
     return config
 
 
 def make_painter(config: dict[str, Any], text: TextConfig = TEXT) -> Painter:
     """A painter with fresh weights, every residual branch silent at first, as diffusion UNets train best."""
-    painter = Painter(build(config), TextEncoder(text))
+    painter = Painter(build(config), TextEncoder(text), config["sample_size"])
     for name, parameter in painter.unet.named_parameters():
         if name.startswith("conv_out.") or ".conv2." in name or ".proj_out." in name:
             nn.init.zeros_(parameter)
@@ -152,17 +152,29 @@ def part(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
     return {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}
 
 
-def save(out: Path, trained: Trained, config: dict[str, Any], settings: Settings) -> None:
+def save_painter(
+    out: Path,
+    state: dict[str, Tensor],
+    config: dict[str, Any],
+    text: TextConfig,
+    scheduler: dict[str, Any],
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """A painter's state dict in diffusers' layout, with the config of the scheduler that draws."""
     import diffusers
 
     version = {"_diffusers_version": diffusers.__version__}
     write_json(out / "unet" / "config.json", {"_class_name": config["_class_name"], **version, **config})
-    save_weights(out / "unet", part(trained.state, "unet"), "diffusion_pytorch_model{suffix}.safetensors")
-    write_json(out / "text_encoder" / "config.json", TEXT.to_json())
-    save_weights(out / "text_encoder", part(trained.state, "text_encoder"))
+    save_weights(out / "unet", part(state, "unet"), "diffusion_pytorch_model{suffix}.safetensors", dtype)
+    write_json(out / "text_encoder" / "config.json", text.to_json())
+    save_weights(out / "text_encoder", part(state, "text_encoder"), dtype=dtype)
+    named = {"_class_name": scheduler["_class_name"], **version, **scheduler}
+    write_json(out / "scheduler" / "scheduler_config.json", named)
+
+
+def save(out: Path, trained: Trained, config: dict[str, Any], settings: Settings) -> None:
     scheduler = {
         "_class_name": "DDIMScheduler",
-        **version,
         "num_train_timesteps": NOISE.timesteps,
         "beta_schedule": NOISE.schedule,
         "beta_start": NOISE.start,
@@ -173,7 +185,7 @@ def save(out: Path, trained: Trained, config: dict[str, Any], settings: Settings
         "set_alpha_to_one": NOISE.ends_clean,
         "clip_sample": False,
     }
-    write_json(out / "scheduler" / "scheduler_config.json", scheduler)
+    save_painter(out, trained.state, config, TEXT, scheduler)
     save_record(
         out,
         trained,

@@ -1,1 +1,1 @@
-"""Does holding get easier or harder as networks grow? The family of latent DiTs on Tiny-ImageNet, by every way."""
+"""Does holding get easier or harder as networks grow? The family on Tiny-ImageNet (DiTs, a UNet), by every way."""

@@ -30,7 +30,8 @@ GUIDANCES = (3.0, 1.5, 5.0)
 def main(
     out: Annotated[Path, typer.Option(help="The file to write, and to go on from.")] = RESULTS,
     networks: Annotated[
-        list[Path] | None, typer.Option("--network", help="Folders that training.family wrote; repeat.")
+        list[Path] | None,
+        typer.Option("--network", help="Folders that training.family or family_unet wrote; repeat."),
     ] = None,
     guidances: Annotated[
         list[float] | None, typer.Option("--guidance", help="Repeat; 3, 1.5 and 5 by default.")

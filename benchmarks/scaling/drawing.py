@@ -1,6 +1,6 @@
 """A network of the family in a pipeline, so that every scheduler and every cache draws the same pictures."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +17,9 @@ from tenuto.models import Model
 from tenuto.sampling.pictures import guide
 from tenuto_lab.frontier.named_rivals import noise_of
 from tenuto_lab.result_files import fields, number, optional, read_result, shaped, text, whole
-from tenuto_lab.rivals.noise_prediction import Denoise
+from tenuto_lab.rivals.noise_prediction import Denoise, conditions_of
 from training.autoencoder import Autoencoder, load_autoencoder
+from training.class_captions import caption
 
 Prediction = Literal["noise", "flow"]
 SCHEDULERS = {"DDIMScheduler": DDIMScheduler, "FlowMatchEulerDiscreteScheduler": FlowMatchEulerDiscreteScheduler}
@@ -31,17 +32,19 @@ TRAINED = fields(
 
 
 class Guided(nn.Module):
-    """A class-conditional network with classifier-free guidance, both halves in one batch."""
+    """A network with classifier-free guidance, both halves in one batch.
 
-    def __init__(self, network: Callable[..., Any], null_class: int, guidance: float) -> None:
+    conditions  what the network takes beside the samples and the times, for samples with their requests and without
+    """
+
+    def __init__(self, network: Callable[..., Any], conditions: Sequence[Any], guidance: float) -> None:
         super().__init__()
-        self.network, self.null_class, self.guidance = network, null_class, guidance
+        self.network, self.conditions, self.guidance = network, tuple(conditions), guidance
         self.evaluated = 0
 
-    def forward(self, x: Tensor, times: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, x: Tensor, times: Tensor) -> Tensor:
         self.evaluated += 1
-        both = torch.cat([labels, torch.full_like(labels, self.null_class)])
-        output: Tensor = self.network(torch.cat([x, x]), torch.cat([times, times]).float(), both)
+        output: Tensor = self.network(torch.cat([x, x]), torch.cat([times, times]).float(), *self.conditions)
         return guide(output.float(), self.guidance)
 
 
@@ -54,12 +57,12 @@ class Drawing(DiffusionPipeline):
         self.set_progress_bar_config(disable=True)
 
     @torch.inference_mode()
-    def __call__(self, noise: Tensor, labels: Tensor, num_inference_steps: int) -> Tensor:
+    def __call__(self, noise: Tensor, num_inference_steps: int) -> Tensor:
         set_times(self.scheduler, num_inference_steps, noise.device)
         x = noise
         with self.progress_bar(total=num_inference_steps) as bar:
             for t in self.scheduler.timesteps:
-                x = self.scheduler.step(self.transformer(x, t.expand(len(x)), labels), t, x, return_dict=False)[0]
+                x = self.scheduler.step(self.transformer(x, t.expand(len(x))), t, x, return_dict=False)[0]
                 bar.update()
         return x
 
@@ -95,8 +98,21 @@ class Network:
         """Of training, on the GPU that the record names."""
         return float(self.record["seconds"])
 
+    @property
+    def classes(self) -> int:
+        """How many kinds of things it draws."""
+        captioned = self.model.architecture.asks_for == "caption"
+        return len(self.model.labels) if captioned else int(self.model.config.num_classes)
+
+    def requests(self, labels: Sequence[int]) -> list[Any]:
+        """How the network is asked for these classes: by their numbers, or by captions."""
+        if self.model.architecture.asks_for == "caption":
+            return [caption(self.model.labels[label]) for label in labels]
+        return list(labels)
+
     @cached_property
     def parameters(self) -> int:
+        """Of the network that is evaluated at every step; a text encoder runs once."""
         return sum(value.numel() for value in self.model.network.parameters())
 
     def scheduler(self) -> Any:
@@ -120,19 +136,18 @@ class Requests:
 
     def __init__(self, network: Network, guidance: float, samples: int) -> None:
         self.network, self.guidance, self.samples = network, guidance, samples
-        device = network.model.device
-        self.labels = torch.arange(samples, device=device) % network.model.config.num_classes
+        self.labels = torch.arange(samples, device=network.model.device) % network.classes
         self.noise = noise_of(network.model, 0, samples)
+        self.conditions = conditions_of(network.model, network.requests(self.labels.tolist()), guided=True)
 
     def guided(self, network: Callable[..., Any] | None = None) -> Guided:
         """The network with guidance, or something that evaluates it in another way."""
-        model = self.network.model
-        return Guided(network or model.network, model.config.null_class, self.guidance)
+        return Guided(network or self.network.model.network, self.conditions, self.guidance)
 
     def drawn(self, steps: int, scheduler: Any | None = None, network: Callable[..., Any] | None = None) -> Tensor:
         """Latents in so many steps, evaluated at each."""
         pipeline = Drawing(self.guided(network), scheduler or self.network.scheduler())
-        latents: Tensor = pipeline(self.noise, self.labels, steps)
+        latents: Tensor = pipeline(self.noise, steps)
         return latents
 
     def held(self, steps: int, budget: float) -> tuple[Tensor, int]:
@@ -140,7 +155,7 @@ class Requests:
         guided = self.guided()
         pipeline = Drawing(guided, self.network.scheduler())
         with tenuto.accelerated(pipeline, budget, mode="skip"):
-            latents: Tensor = pipeline(self.noise, self.labels, steps)
+            latents: Tensor = pipeline(self.noise, steps)
         return latents, guided.evaluated
 
     def denoiser(self) -> Denoise:
@@ -148,7 +163,7 @@ class Requests:
         guided = self.guided()
 
         def predict(x: Tensor, time: float) -> Tensor:
-            return guided(x, torch.full((len(x),), time, device=x.device), self.labels)  # type: ignore[no-any-return]
+            return guided(x, torch.full((len(x),), time, device=x.device))  # type: ignore[no-any-return]
 
         return predict
 

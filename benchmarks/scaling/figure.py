@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.scaling.report import is_dit
 from benchmarks.scaling.ways import BLOCK, BRANCH, FEWER, MANY, OURS, PREDICTOR, SOLVER
 from tenuto.files import replacing
 
@@ -78,11 +79,15 @@ def _plot(
     label: str,
     width: float = 1.6,
 ) -> None:
-    """A line through the fully trained networks that predict noise; flows are open diamonds, cut-short ones crosses."""
+    """A line through the fully trained DiTs that predict noise.
+
+    Flows are open diamonds, cut-short DiTs crosses, networks of other architectures open squares.
+    """
     kinds: tuple[tuple[str, Any], ...] = (
-        ("o-", lambda case: case["prediction"] == "noise" and not case["early"]),
-        ("D", lambda case: case["prediction"] == "flow"),
-        ("x", lambda case: case["prediction"] == "noise" and case["early"]),
+        ("o-", lambda case: is_dit(case) and case["prediction"] == "noise" and not case["early"]),
+        ("D", lambda case: is_dit(case) and case["prediction"] == "flow"),
+        ("x", lambda case: is_dit(case) and case["prediction"] == "noise" and case["early"]),
+        ("s", lambda case: not is_dit(case)),
     )
     for style, belongs in kinds:
         points = []

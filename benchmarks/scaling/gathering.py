@@ -87,7 +87,7 @@ def _beside_rivals(evaluations: Mapping[str, Any]) -> Iterator[tuple[Key, Interv
 
 
 def of_scaling(record: Mapping[str, Any]) -> Iterator[Case]:
-    """The family of latent DiTs."""
+    """The family on Tiny-ImageNet: latent DiTs and a UNet."""
     for found in record["cases"].values():
         few = ", few settings of each solver" if found.get("few_settings") else ""
         source = f"results/scaling, at {found['provenance']['commit']}{few}"

@@ -144,6 +144,7 @@ def described(network: Network, guidance: float, near: int, judged: int, few: bo
         "guidance": guidance,
         "parameters": network.parameters,
         "prediction": network.prediction,
+        "architecture": network.model.architecture.name,
         "early": bool(network.record.get("is_early")),
         "trained_seconds": network.seconds,
         "trained_samples": network.record["samples_seen"],

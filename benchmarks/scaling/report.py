@@ -54,15 +54,20 @@ def _networks(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield from _table([*titles, "Fréchet distance", "full run to converged, dB"], lines)
 
 
+def is_dit(case: Mapping[str, Any]) -> bool:
+    """The family's other networks differ in more than size and training. Older files have DiTs only."""
+    return bool(case.get("architecture", "dit") == "dit")
+
+
 def effects(cases: Sequence[Mapping[str, Any]], way: str, budget: float, goal: str) -> tuple[float, float] | None:
     """The change for ten times as many parameters, and for ten times as many samples seen in training.
 
-    A plane fitted to the networks that predict noise: dB = a + b log₁₀(parameters) + c log₁₀(samples). None if there
-    are too few networks to tell the two apart.
+    A plane fitted to the DiTs that predict noise: dB = a + b log₁₀(parameters) + c log₁₀(samples). None if there are
+    too few networks to tell the two apart.
     """
     points = []
     for case in cases:
-        if case["prediction"] == "noise":
+        if case["prediction"] == "noise" and is_dit(case):
             at = 1.0, math.log10(case["parameters"]), math.log10(case["trained_samples"])
             points += [
                 (*at, row[goal]["dB"])
@@ -80,7 +85,7 @@ def _effects(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A table for each guidance and goal."""
     yield (
         "dB gained with ten times as many parameters / with ten times as many samples in training, by a plane fitted "
-        "to the networks that predict noise. They are few, so this says which way it goes and not how far. Below "
+        "to the DiTs that predict noise. They are few, so this says which way it goes and not how far. Below "
         "zero: harder.\n"
     )
     for guidance in sorted({case["guidance"] for case in cases}):

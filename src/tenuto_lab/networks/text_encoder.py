@@ -46,6 +46,11 @@ class TextConfig:
         return {"model_type": "text_encoder", **asdict(self), "vocabulary": list(self.vocabulary)}
 
 
+def words_of(caption: str) -> list[str]:
+    """The words that an encoder sees. Whatever is no letter from a to z divides words."""
+    return re.findall(r"[a-z]+", caption.lower())
+
+
 class Layer(nn.Module):
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
@@ -88,7 +93,7 @@ class TextEncoder(nn.Module):
         return tokens.to(dtype), {"text_embeds": pooled.to(dtype), "time_ids": sizes.to(dtype)}
 
     def _ids(self, caption: str) -> list[int]:
-        words = re.findall(r"[a-z]+", caption.lower())
+        words = words_of(caption)
         numbers = {word: i for i, word in enumerate(self.config.vocabulary, start=2)}
         if unknown := [word for word in words if word not in numbers]:
             known = ", ".join(self.config.vocabulary)
