@@ -17,6 +17,7 @@ from benchmarks.scaling.ways import OURS, WAYS, rivals
 from tenuto.errors import UsageError
 from tenuto.files import read_json, write_json
 from tenuto.sampling.decoding import decoder_of
+from tenuto_lab.frontier.cases import asked_for
 from tenuto_lab.judging.judges import picture_shape
 from tenuto_lab.networks.text_encoder import TextEncoder, words_of
 from training import evaluate_family, family, family_unet, objectives
@@ -170,3 +171,10 @@ def test_the_evaluation_asks_by_class(checkpoint: Path) -> None:
     assert (drawn.num_classes, drawn.null_class, drawn.sample_shape) == (3, 3, (4, 16, 16))
     made: Tensor = network(torch.randn(2, 4, 16, 16), torch.tensor([5, 5]), torch.tensor([0, 3]))
     assert made.shape == (2, 4, 16, 16)
+
+
+def test_the_laboratory_asks_for_the_things_that_the_network_knows(checkpoint: Path) -> None:
+    model = tenuto.load(checkpoint)
+    labels, wanted = asked_for(model, 4)
+    assert labels == [0, 1, 2, 0] and wanted[1] == "a photo of a go-kart"
+    model.text_encoder.tokenize(wanted)

@@ -106,8 +106,9 @@ def case_of(
 def asked_for(model: Model, samples: int) -> tuple[list[int], list[Any]]:
     """The classes to draw, in rotation, and the requests for them (classes or captions)."""
     by_class = model.architecture.asks_for == "class"
-    labels = list(islice(cycle(range(model.config.classes if by_class else len(CAPTIONS))), samples))
-    return labels, list(labels) if by_class else [f"a photo of a {CAPTIONS[i]}" for i in labels]
+    names = model.labels or CAPTIONS  # what captions may name
+    labels = list(islice(cycle(range(model.config.classes if by_class else len(names))), samples))
+    return labels, list(labels) if by_class else [f"a photo of a {names[i]}" for i in labels]
 
 
 def measure(
