@@ -23,7 +23,7 @@ FEWER, SOLVER, PREDICTOR = "fewer steps", "best solver", "best output predictor"
 BLOCK, BRANCH = "lifetimes by block", "lifetimes by branch"
 WAYS = (OURS, MANY, FEWER, SOLVER, PREDICTOR, BLOCK, BRANCH)
 STEPS, MANY_STEPS = 50, 250
-FEW = (  # settings, for machines without a GPU
+FEW = (  # settings, for machines without a GPU: every setting that was best for the large network is among them
     "Euler",
     "UniPC 2",
     "DPM-Solver++ 2",
@@ -32,12 +32,19 @@ FEW = (  # settings, for machines without a GPU
     "UniPC 2 karras exact zero",
     "UniPC 2 linspace sigma_min",
     "DPM-Solver++ 2 karras exact zero",
+    "DEIS 2 linspace sigma_min",
+    "DEIS 3 linspace sigma_min",
+    "DEIS 2 karras exact sigma_min",
     "DEIS 3 karras exact sigma_min",
     "TaylorSeer (output), order 2, evenly first 1 last 0",
     "TaylorSeer (output), order 3, periodic warmup 1",
     "TaylorSeer (output), order 2, periodic warmup 1",
+    "TaylorSeer (output), order 3, evenly first 1 last 0",
     "FoCa, scaled True, evenly first 1 last 0",
     "FoCa, scaled True, periodic warmup 1",
+    "FoCa, scaled True, horizon 3.0, periodic warmup 1",
+    "FoCa, scaled False, horizon 3.0, periodic warmup 1",
+    "FoCa, scaled False, horizon 3.0, evenly first 1 last 0",
 )
 PREDICTORS = ("TaylorSeer (output)", "FoCa")
 FLOWS: Mapping[str, tuple[Any, int]] = {
