@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 STAGES = 4  # how many signatures of inputs keep their graphs; the least recently used one is dropped
 SIGNATURES = 8  # for how many signatures of inputs one stage records graphs
 MANY = 512  # tokens; above that, full steps with a KV cache are not recorded
-# If the GPU needs this many times longer than Python needs to launch the kernels, a graph gains nothing. The number is
-# small because Python must wait as soon as about a thousand kernels are queued: if a large network has more, launching
-# them takes nearly as long as computing them.
-BUSY = 1.25
+BUSY = 2.0  # if the GPU needs this many times longer than Python needs to launch the kernels, a graph gains nothing
 ROWS = "rows of held units"  # the name of these positions among the inputs of a graph
 
 
@@ -208,14 +205,16 @@ class Stage:
 
     def _timed(self, executor: "Executor", step: int, inputs: Any, named: Any) -> Any:
         """An evaluation without a graph. The first one warms up. The second one measures the pace: the seconds that
-        the GPU takes, divided by the seconds that Python takes to launch its kernels.
+        the GPU takes, divided by the seconds that Python takes to launch its kernels. It begins with an empty queue:
+        if the queue is full of earlier work, Python waits for places in it and seems to be as slow as the GPU.
         """
         if self._pace != 0:
             self._pace = self._pace or 0.0
             return executor.evaluate(step, inputs, named, named.pop(ROWS, None))
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start = time.perf_counter()
         began.record()
+        began.synchronize()
+        start = time.perf_counter()
         output = executor.evaluate(step, inputs, named, named.pop(ROWS, None))
         ended.record()
         launching = time.perf_counter() - start
