@@ -149,6 +149,15 @@ def caches() -> dict[str, list[rules.Rule]]:
             rules.ours(8, name="everything every 8, a finished block again", lean=True, again="block"),
             rules.ours(NEVER, name="everything when a block begins", lean=True, again="everything"),
         ],
+        "ours, the prompt rarely": [
+            rules.ours(
+                early,
+                name=f"the prompt at {'0' if last == 0 else f'0 to {last}'}, the answer at 0 to 4, 8, 16, …",
+                lean=True,
+                prompt=lambda evaluation, last=last: evaluation <= last,
+            )
+            for last in (3, 2, 1, 0)
+        ],
         "ours, by tokens written": [
             rules.ours(NEVER, name=f"everything after {tokens} tokens", lean=True, after=tokens) for tokens in (4, 8, 2)
         ],

@@ -135,6 +135,7 @@ def ours(
     lean: bool = False,
     again: Literal["nothing", "block", "everything"] = "nothing",
     after: int | None = None,
+    prompt: Callable[[int], bool] = lambda evaluation: True,
 ) -> Rule:
     """period: or a function that says whether an evaluation, counted from 0, computes everything
 
@@ -143,6 +144,7 @@ def ours(
 
     again   what is computed once more when a row begins its next block
     after   tokens of a row, after which everything is computed, beside the period
+    prompt  whether an evaluation that computes everything computes the prompt, too, or the answer only
     """
 
     def inside(state: State) -> Tensor:
@@ -154,7 +156,7 @@ def ours(
     def computed(state: State) -> Tensor:
         now = period(state.evaluation) if callable(period) else state.evaluation % period == 0
         if now:
-            return torch.ones_like(state.masked)
+            return torch.ones_like(state.masked) if prompt(state.evaluation) else state.answer
         n, near = len(state.places), inside(state)
         rank = torch.where(near, torch.where(state.masked, 1, 2), torch.where(state.answer, 3, 4))
         rank = torch.where(state.stale, 0, rank)
