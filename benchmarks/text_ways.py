@@ -8,6 +8,7 @@ by the spectral score, by the reversed score, and by several random orders.
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,10 @@ def eight_first(evaluation: int) -> bool:
     return evaluation < 8 or doubling(evaluation)
 
 
+def until(last: int, evaluation: int) -> bool:
+    return evaluation <= last
+
+
 RARELY = {  # full evaluations early and then ever more rarely, by what they are called
     "everything at 0 to 4, 8, 16, …": early,
     "everything at 0, 1, 2, 4, 8, …": doubling,
@@ -154,7 +159,7 @@ def caches() -> dict[str, list[rules.Rule]]:
                 early,
                 name=f"the prompt at {'0' if last == 0 else f'0 to {last}'}, the answer at 0 to 4, 8, 16, …",
                 lean=True,
-                prompt=lambda evaluation, last=last: evaluation <= last,
+                prompt=partial(until, last),
             )
             for last in (3, 2, 1, 0)
         ],
