@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 STAGES = 4  # how many signatures of inputs keep their graphs; the least recently used one is dropped
 SIGNATURES = 8  # for how many signatures of inputs one stage records graphs
 MANY = 512  # tokens; above that, full steps with a KV cache are not recorded
-BUSY = 2.0  # if the GPU needs this many times longer than Python needs to launch the kernels, a graph gains nothing
+BUSY = 2.5  # if the GPU needs this many times longer than Python needs to launch the kernels, a graph gains nothing
 ROWS = "rows of held units"  # the name of these positions among the inputs of a graph
 
 
