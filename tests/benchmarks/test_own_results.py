@@ -18,7 +18,7 @@ MADE = dict.fromkeys(ORIGIN, "x")
 INTERVAL = [1.0, 0.5, 1.5]
 GOAL = {"dB": 30.0, "low": 29.0, "high": 31.0, "setting": "x"}
 WAY = {"way": "tenuto", "budget": 0.25, "work": 0.25, "evaluations": 12, "full": GOAL, "converged": GOAL}
-# of benchmarks whose results are not in the repository
+# small files in the place of large ones, or of results that are not in the repository
 SMALL: dict[str, Any] = {
     "scaling": {
         "cases": {
@@ -47,8 +47,8 @@ def described(module: str, table: str = "table", check: str = "RECORD") -> tuple
 
 def case(name: str) -> tuple[Check, Callable[..., object]]:
     """The check of a benchmark's file, and what is drawn from it."""
-    if name in ("transfer", "scaling", "strong_rivals"):
-        return described(f"{name}.report", "table" if name == "strong_rivals" else "tables")
+    if name in ("transfer", "scaling", "strong_rivals", "text_8b"):
+        return described(f"{name}.report", "table" if name in ("strong_rivals", "text_8b") else "tables")
     if name == "quality":
         return described(name, "summary")
     if name == "end_to_end":

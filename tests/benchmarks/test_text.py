@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import tenuto
-from benchmarks import text_8b, text_frontier, text_ways
+from benchmarks import text_frontier, text_ways
+from benchmarks.text_8b import replaying, report
+from benchmarks.text_8b.__main__ import measure
 from tenuto.errors import UsageError
 from tenuto.files import write_json
 from tenuto.models import load
@@ -15,14 +17,14 @@ from tenuto.sampling.masked import MaskedSampling, write_tokens
 
 def test_what_an_evaluation_writes_is_replayed() -> None:
     cpu = torch.device("cpu")
-    assert int(text_8b.Replay(cpu, 2.7).counts[:10].sum()) == 27
+    assert int(replaying.Replay(cpu, 2.7).counts[:10].sum()) == 27
     masked = torch.tensor([[True, True, False, True]])
-    chosen = text_8b.Replay(cpu, 2.0)(torch.tensor([[0.1, 0.3, 0.9, 0.2]]), masked)
+    chosen = replaying.Replay(cpu, 2.0)(torch.tensor([[0.1, 0.3, 0.9, 0.2]]), masked)
     assert chosen.tolist() == [[False, True, False, True]]
-    network = text_8b.made(text_8b.SMALL, cpu)
+    network = replaying.made(replaying.SMALL, cpu)
     sampling = MaskedSampling(64, 64, 32, stop_at_eos=False, parallel=0.9)
-    with text_8b.replayed(cpu):
-        steps = list(write_tokens(network, text_8b.prompts_of(2, 8, text_8b.SMALL), sampling=sampling))
+    with replaying.replayed(cpu):
+        steps = list(write_tokens(network, replaying.prompts_of(2, 8, replaying.SMALL), sampling=sampling))
     assert [len(step.of(0)) for step in steps[:4]] == [3, 2, 3, 3] and len(steps) == 24
 
 
@@ -30,10 +32,10 @@ def test_a_run_goes_on_where_it_stopped_and_its_table_has_every_way(tmp_path: An
     out, points = tmp_path / "text.json", ((1, 8, 32),)
     ways = ["eager", "tenuto, not compiled"]
     for way in ways:
-        record = text_8b.measure(torch.device("cpu"), text_8b.SMALL, points, out, 60.0, way)
+        record = measure(torch.device("cpu"), replaying.SMALL, points, out, 60.0, way)
     assert list(record["points"]["1x8x32"]) == ways
     assert record["points"]["1x8x32"]["tenuto, not compiled"]["evaluations"] == 12
-    table = text_8b.table(record)
+    table = report.table(record)
     assert "| 1 | 8 | 32 | eager |" in table and "**0.00 ms**" in table
 
 

@@ -1,0 +1,1 @@
+"""How many tokens a second networks of LLaDA-8B's shapes write, and what limits them."""
