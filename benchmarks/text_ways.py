@@ -17,7 +17,7 @@ import tenuto
 from tenuto.models import Model
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.masked import MaskedSampling, generate_tokens
-from tenuto.scheduling.rewrite import EARLY, full_steps
+from tenuto.scheduling.rewrite import full_steps
 from tenuto.scheduling.units import block_of
 from tenuto_lab.rivals.text import rules
 from tenuto_lab.scoring.scores import Granularity, Scores
@@ -101,7 +101,7 @@ def selections(scores: Scores) -> dict[str, frozenset[str]]:
 
 def early(evaluation: int) -> bool:
     """The product's default: everything at the first four evaluations, and at the powers of two."""
-    return bool(full_steps(np.array(evaluation), EARLY))
+    return bool(full_steps(np.array(evaluation), "early"))
 
 
 def doubling(evaluation: int) -> bool:
@@ -109,7 +109,8 @@ def doubling(evaluation: int) -> bool:
 
 
 def eight_first(evaluation: int) -> bool:
-    return evaluation < 8 or doubling(evaluation)
+    """The product's default for thresholds from 0.95 on."""
+    return bool(full_steps(np.array(evaluation), "careful"))
 
 
 def until(last: int, evaluation: int) -> bool:

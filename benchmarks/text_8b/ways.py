@@ -17,7 +17,7 @@ from tenuto.models.llada import LLaDAConfig, units
 from tenuto.runtime.executor import Executor
 from tenuto.sampling import parallel
 from tenuto.sampling.masked import MaskedSampling, write_tokens
-from tenuto.scheduling.rewrite import EARLY, Every, rewrite
+from tenuto.scheduling.rewrite import Every, rewrite
 from tenuto.scheduling.schedule import Schedule
 from tenuto.scheduling.units import Unscored
 from tenuto_lab.rivals.text import fast_dllm
@@ -37,7 +37,7 @@ MANY_TOKENS = 25_000  # above that, computing everything nine times takes too lo
 
 def schedule_for(config: LLaDAConfig, length: int, every: Every) -> Schedule:
     subject = Unscored("llada-8b", "llada", units(config))
-    return rewrite(subject, length, every=every if every == EARLY else min(every, length), rows="block")
+    return rewrite(subject, length, every=every if isinstance(every, str) else min(every, length), rows="block")
 
 
 def ways(
@@ -69,7 +69,7 @@ def ways(
     if not further:
         first: dict[str, Callable[[], dict[str, Any]]] = {"tenuto": lambda: run(NEVER, True)}
         if batch * (width + length) <= MANY_TOKENS:
-            first[BY_DEFAULT] = lambda: run(EARLY, True)
+            first[BY_DEFAULT] = lambda: run("early", True)
         return {**first, "eager": lambda: eager(network, prompts, length, device)}
     found: dict[str, Callable[[], dict[str, Any]]] = {}
     if point in RIVALS or device.type != "cuda":

@@ -29,8 +29,13 @@ from tenuto.scheduling.schedule import Rows, Schedule
 LENGTH = 64  # tokens to write
 BLOCK = 32  # tokens of a block, if a text has several blocks
 PARALLEL = 0.9  # Fast-dLLM's threshold; docs/language.md says what it costs, and what higher ones cost
-EVERY: Every = "early"  # with parallel decoding: the evaluations at which all positions are computed
+SURE = 0.95  # from this threshold on, more evaluations compute all positions, so that no task loses accuracy
 PAD = 64  # if graphs are recorded, prompts are padded to a multiple of this
+
+
+def every_for(parallel: float | None) -> Every:
+    """The evaluations at which all positions are computed, for a threshold of parallel decoding; None: another rule."""
+    return "careful" if parallel is not None and parallel >= SURE else "early"
 
 
 def load(
@@ -172,7 +177,8 @@ class LanguageModel:
                       computed
         every         instead, with `parallel` or `factor`: compute all positions at every N-th evaluation, and one
                       block with a KV cache at the others. By default "early": all positions at the first four
-                      evaluations and at the powers of two. 1: all positions at every evaluation
+                      evaluations and at the powers of two; with a threshold of 0.95 or more "careful": at the first
+                      eight and at the powers of two. 1: all positions at every evaluation
         length        tokens to write
         steps         network evaluations. By default the schedule's, or one for each token
         block_length  tokens of a block, which is finished before the next one begins. By default the schedule's, or 32
@@ -188,7 +194,7 @@ class LanguageModel:
             steps = length if schedule is None else schedule.steps
         sampling = sampling_for(self.model, steps=steps, length=length, block_length=block_length, **options)
         if sampling.in_parallel and (budget, speedup, schedule, every) == (None, None, None, None):
-            every = EVERY
+            every = every_for(sampling.parallel)
         if every is not None and not sampling.in_parallel:
             raise UsageError("`every` goes with parallel decoding (parallel=0.9); without it, give a budget.")
         tokens = encoded(self.model, prompts, chat)

@@ -136,7 +136,7 @@ def test_figures_of_a_language_task_come_with_their_protocol(tenuto: Run, tmp_pa
         assert "Protocol of gsm8k: zero-shot; right if the last number" in out
         assert "Answers: greedy, 32 tokens in one block" in out
         assert "1 prompt did not fit into the model's context and lost the beginning." in " ".join(out.split())
-    assert "every token of a probability of at least 0.9, all positions computed at the first four" in " ".join(
+    assert "every token of a probability of at least 0.9, all positions computed at the first 4" in " ".join(
         out.split()
     )
     status, out, _ = tenuto("lab", "eval", "compare", "full.json", "fast.json")

@@ -86,7 +86,8 @@ def naive(
     network: LanguageNetwork, prompt: list[int], sampling: MaskedSampling, seed: int, every: Every | None = None
 ) -> tuple[list[int], int]:
     """What is written and how many evaluations it takes. every: the period of full evaluations with a KV cache."""
-    full = {0, 1, 2, 3, 4, 8, 16, 32} if every == "early" else set(range(0, sampling.length, every or 1))
+    named = {"early": {0, 1, 2, 3, 4, 8, 16, 32}, "careful": {*range(9), 16, 32}}
+    full = named[every] if isinstance(every, str) else set(range(0, sampling.length, every or 1))
     generator = torch.Generator().manual_seed(seed)
     start, size, shift = len(prompt), sampling.block_length, network.shift
     x = list(prompt) + [MASK] * sampling.length
@@ -170,7 +171,7 @@ WAYS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("family", ["network", "dream"])
-@pytest.mark.parametrize("every", [None, 3, 12, "early"])
+@pytest.mark.parametrize("every", [None, 3, 12, "early", "careful"])
 @pytest.mark.parametrize(("rule", "way"), [*((RULES[0], way) for way in WAYS), *((rule, {}) for rule in RULES[1:])])
 def test_tokens_are_those_of_a_naive_loop(
     family: str, every: Every | None, way: dict[str, Any], rule: dict[str, Any], request: pytest.FixtureRequest

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 import tenuto
 from tenuto.errors import ScheduleError, UsageError
-from tenuto.text import LanguageModel
+from tenuto.text import LanguageModel, every_for
 from tests.models.test_llada import TINY, make_network
 
 PROMPTS = ["two and three", "five"]
@@ -181,8 +181,11 @@ def test_with_parallel_decoding_the_summary_says_what_was_reused(model):
     assert "8 evaluations, 2 of everything and 6 of a block, from the KV cache" in texts.summary()
     assert model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, **OPTIONS).steps == 8
     by_default = model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, **OPTIONS)
-    assert "8 evaluations, 5 of everything and 3 of a block" in by_default.summary()
-    assert by_default == model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, every="early", **OPTIONS)
+    assert "everything computed" in by_default.summary(), "from 0.95 on, the first eight evaluations compute everything"
+    assert by_default == model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, every="careful", **OPTIONS)
+    early = model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, every="early", **OPTIONS)
+    assert "8 evaluations, 5 of everything and 3 of a block" in early.summary()
+    assert [every_for(one) for one in (None, 0.9, 0.95, 0.99)] == ["early", "early", "careful", "careful"]
     full = model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, every=1, **OPTIONS)
     assert "everything computed" in full.summary()
     with pytest.raises(UsageError, match="goes with parallel decoding"):

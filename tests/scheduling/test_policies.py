@@ -155,7 +155,9 @@ def test_early_text_is_refreshed_at_the_first_steps_and_at_the_powers_of_two():
     assert schedule.policy["every"] == "early" and schedule.keep == "keys"
     in_blocks = rewrite(scored(1.0), 20, every="early", blocks=2)
     assert np.flatnonzero(~in_blocks.full_steps).tolist() == [5, 6, 7, 9, 15, 16, 17, 19]
-    with pytest.raises(UsageError, match="a whole number or 'early', not 'late'"):
+    careful = rewrite(scored(1.0), 40, every="careful", rows="block")
+    assert np.flatnonzero(careful.full_steps).tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 16, 32]
+    with pytest.raises(UsageError, match="a whole number, 'early' or 'careful', not 'late'"):
         rewrite(scored(1.0), 20, every="late")
 
 

@@ -72,14 +72,14 @@ def real_text(value: Any) -> Any:
 
 
 def period(told: Any) -> Any:
-    """A refresh period of text: a whole number, or `early`."""
-    from tenuto.scheduling.rewrite import EARLY
+    """A refresh period of text: a whole number, `early` or `careful`."""
+    from tenuto.scheduling.rewrite import FIRST
 
-    if told == EARLY or isinstance(told, int):
+    if told in FIRST or isinstance(told, int):
         return told
     if told.isdecimal() and told.isascii() and 1 <= len(told) <= 9 and int(told) >= 1:
         return int(told)
-    raise typer.BadParameter(f"{told} is no period; give a whole number from 1 on, or {EARLY}.")
+    raise typer.BadParameter(f"{told} is no period; give a whole number from 1 on, or {' or '.join(FIRST)}.")
 
 
 MODEL = "A shipped model (see `tenuto models`), a checkpoint file, a checkpoint directory, or a hub id (owner/name)."

@@ -25,7 +25,8 @@ COMMANDS = {
     "/quit": "end",
 }
 EVERY_HELP = (
-    "Compute all positions at every N-th evaluation; early: at the first four, then ever more rarely. Default: early."
+    "Compute all positions at every N-th evaluation; early: at the first four, then ever more rarely; careful: at the "
+    "first eight. Default: early, and careful with a threshold of 0.95 or more."
 )
 
 
@@ -110,7 +111,7 @@ def fastest(
     steps: int | None,
 ) -> dict[str, Any]:
     """What /fast means: the options of `LanguageModel.stream` that make it fast."""
-    from tenuto.text import EVERY, PARALLEL
+    from tenuto.text import PARALLEL, every_for
 
     given: dict[str, Any] = {"budget": budget, "speedup": speedup, "schedule": schedule, "every": every}
     chosen = {name: value for name, value in given.items() if value is not None}
@@ -121,7 +122,8 @@ def fastest(
         return chosen
     if steps is not None:
         chosen["steps"] = steps  # which is refused with a sentence
-    return {**(rule or {"parallel": PARALLEL}), **(chosen or {"every": EVERY})}
+    rule = rule or {"parallel": PARALLEL}
+    return {**rule, **(chosen or {"every": every_for(rule.get("parallel"))})}
 
 
 def _typed() -> Iterator[str]:

@@ -85,9 +85,10 @@ def generate(
         Any,
         typer.Option(
             parser=period,
-            metavar="N|early",
+            metavar="N|early|careful",
             help="Text, with --parallel or --factor: compute all positions at every N-th evaluation, else a block. "
-            "early, the default: at the first four, then ever more rarely.",
+            "early, the default: at the first four, then ever more rarely. careful, the default of thresholds from "
+            "0.95 on: at the first eight.",
         ),
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="Text: 0, the default, takes the likeliest token.")] = None,
@@ -121,7 +122,7 @@ def generate(
     from tenuto.sampling.masked import sampling_for
     from tenuto.sampling.pictures import Sampling, every_step
     from tenuto.scheduling.schedule import load_schedule
-    from tenuto.text import EVERY
+    from tenuto.text import every_for
 
     chosen, place = load_schedule(schedule) if schedule else None, check_device(device)
     if output is not None:
@@ -157,7 +158,7 @@ def generate(
         if every is not None and (not in_parallel or chosen is not None):
             raise UsageError("--every goes with --parallel or --factor, and without --schedule.")
         if in_parallel and chosen is None:
-            every = EVERY if every is None else every
+            every = every_for(parallel) if every is None else every
             chosen = record.schedule = deciding.schedule(loaded, length, every=every, rows="block")
         told = {"parallel": parallel, "factor": factor, "every": every}
         record.take(output, steps, length, **{name: value for name, value in told.items() if value is not None})

@@ -1,5 +1,6 @@
 """For text: compute everything at some steps, and only the positions that matter at the others."""
 
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -12,9 +13,9 @@ from tenuto.scheduling.schedule import Keep, Rows, Schedule
 from tenuto.scheduling.units import Subject
 
 WRITTEN = 4  # the default period if held units are computed at written positions only
-EARLY: Literal["early"] = "early"
-FIRST = 4  # steps that `early` computes in full before it doubles the distance
-Every = int | Literal["early"]
+Early = Literal["early", "careful"]
+Every = int | Early
+FIRST: Mapping[str, int] = {"early": 4, "careful": 8}  # steps computed in full before the distance doubles
 
 
 def rewrite(
@@ -31,7 +32,7 @@ def rewrite(
 
     every, budget  the refresh period within a block; or a budget, which is not exceeded if possible. Blocks leave few
                    periods to choose from, and the nearest one might compute everything. `every="early"`: full steps are
-                   the first four, and then ever fewer, at the powers of two
+                   the first four, and then ever fewer, at the powers of two. "careful": the same, but the first eight
     blocks         how many blocks the text is written in; each block begins with a full step
     rows           the positions that are computed at every step. By default, with several blocks: those of the block
                    that is being written. With one block: those written since the last full step
@@ -44,9 +45,9 @@ def rewrite(
     if every is not None and budget is not None:
         raise UsageError("Give the refresh period or a budget, not both: one follows from the other.")
     check_whole("The number of blocks", blocks)
-    if every is not None and every != EARLY:
+    if every is not None and every not in FIRST:
         if isinstance(every, str):
-            raise UsageError(f"The refresh period is a whole number or {EARLY!r}, not {every!r}.")
+            raise UsageError(f"The refresh period is a whole number, {listed(FIRST)}, not {every!r}.")
         check_whole("The refresh period", every)
     if steps % blocks:
         raise UsageError(f"{steps} steps cannot be shared equally among {blocks} blocks.")
@@ -77,14 +78,19 @@ def rewrite(
     return make(subject, pattern(every), "constant", keep, policy, rows=rows, blocks=blocks)
 
 
+def listed(names: Iterable[str]) -> str:
+    """'early' or 'careful'"""
+    return " or ".join(repr(name) for name in names)
+
+
 def full_steps(step: NDArray[np.int_], every: Every) -> NDArray[np.bool_]:
     """Which steps of a block, counted from 0, compute everything.
 
     An answer changes most at its first steps: they write its first tokens, and decide where the others go. So `early`
     computes everything at 0, 1, 2, 3, 4, 8, 16, 32, …
     """
-    if every == EARLY:
-        return np.asarray((step < FIRST) | (step & (step - 1) == 0))
+    if isinstance(every, str):
+        return np.asarray((step < FIRST[every]) | (step & (step - 1) == 0))
     return np.asarray(step % every == 0)
 
 

@@ -43,9 +43,10 @@ def lm(
         Any,
         typer.Option(
             parser=period,
-            metavar="N|early",
+            metavar="N|early|careful",
             help="With --parallel: compute all positions at every N-th evaluation, else a block. early, the default: "
-            "at the first four, then ever more rarely. 1: always.",
+            "at the first four, then ever more rarely. careful, the default of thresholds from 0.95 on: at the first "
+            "eight. 1: always.",
         ),
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Wrap prompts in the model's chat template.")] = False,

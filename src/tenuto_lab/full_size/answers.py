@@ -9,9 +9,9 @@ from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto.runtime.executor import Mode, executor_for
 from tenuto.sampling.masked import block_length_for, generate_tokens, sampling_for
-from tenuto.scheduling.rewrite import Every
+from tenuto.scheduling.rewrite import FIRST, Every
 from tenuto.scheduling.schedule import Schedule
-from tenuto.text import BLOCK, EVERY
+from tenuto.text import BLOCK, every_for
 
 LENGTH = 256  # tokens of an answer, as in LLaDA's evaluation
 
@@ -44,7 +44,7 @@ class Writer:
         """steps         by default the schedule's number; without a schedule, one per token
         parallel      the threshold of parallel decoding
         every         with `parallel`: everything is computed every so many evaluations, else a block with a KV cache.
-                      By default "early", as everywhere
+                      By default as everywhere
         block_length  by default the schedule's number of blocks; with `parallel` 32 tokens if that divides the length;
                       otherwise one block
         chat          wrap each prompt as a user's message, with the model's own template
@@ -57,7 +57,7 @@ class Writer:
         if parallel is not None and schedule is None:
             if block_length is None and length % BLOCK == 0:
                 block_length = BLOCK
-            self.every = EVERY if every is None else every
+            self.every = every_for(parallel) if every is None else every
             schedule = deciding.schedule(model, length, every=self.every, rows="block")
         if schedule is not None:
             model.check_fits(schedule)
@@ -95,7 +95,8 @@ class Writer:
             rate = f"{sampling.steps} steps"
         computed = "everything computed"
         if self.every not in (None, 1):
-            named = "the first four and the powers of two" if self.every == EVERY else f"every {self.every}"
+            first = FIRST.get(str(self.every))
+            named = f"every {self.every}" if first is None else f"the first {first} and the powers of two"
             computed = f"all positions computed at {named}, else a block"
         elif self.schedule is not None and self.every is None:
             computed = "computed by a schedule"
