@@ -57,8 +57,7 @@ steps; to the converged run, the better of this and of holding within more steps
 **What it cannot tell.** The networks differ in much more than size: data (a day's electric load, pictures of 32 or
 64 pixels, faces), architecture, noise levels, training and number of samples. dB also depend on the data: smooth data
 are easy to predict. So nothing here separates size from the rest, and nothing is shown about networks of billions of
-parameters. For that, one architecture must be trained at several sizes on the same data: `python -m benchmarks.scaling`
-measures such a family.
+parameters. One architecture was trained at several sizes on the same data: [does it scale?](scaling.md)
 """
 
 

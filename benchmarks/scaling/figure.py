@@ -18,10 +18,11 @@ COLOURS = {
     BLOCK: "#e98585",
 }
 SHOWN = 3.0  # guidance
+BEYOND = "beyond"
 MEASURES = (
     ("full", "dB to the full run"),
     ("converged", "dB to the converged run"),
-    ("beyond", "Fréchet, beyond full"),
+    (BEYOND, "Fréchet, beyond full"),
 )
 
 
@@ -38,25 +39,27 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
     except ImportError:
         print(f"There is no {path.name}, because matplotlib is not installed.")
         return
-    figure = Figure(figsize=(2.9 * len(budgets) + 0.6, 9.2), layout="constrained", dpi=130)
-    grid: Any = figure.subplots(len(MEASURES) + 1, len(budgets), sharex=True, sharey="row", squeeze=False)
+    shown = [(measure, title) for measure, title in MEASURES if any(_has(case, measure) for case in cases)]
+    several = len({case["guidance"] for case in record["cases"].values()}) > 1  # then a last line compares them
+    lines = len(shown) + several
+    figure = Figure(figsize=(2.9 * len(budgets) + 0.6, 2.2 * lines + 0.6), layout="constrained", dpi=130)
+    grid: Any = figure.subplots(lines, len(budgets), sharex=True, sharey="row", squeeze=False)
     for column, budget in enumerate(budgets):
         grid[0, column].set_title(f"{budget:.0%} of the work", fontsize=10)
-        for line, (measure, title) in enumerate(MEASURES):
+        for line, (measure, title) in enumerate(shown):
             axes = grid[line, column]
             for way, colour in COLOURS.items():
                 _plot(axes, cases, way, budget, measure, colour, way)
-            if measure == "beyond":
+            if measure == BEYOND:
                 axes.set_yscale("symlog", linthresh=0.5)
                 axes.axhline(0, color="0.7", linewidth=0.8)
             if not column:
                 axes.set_ylabel(f"{title}\nguidance {SHOWN:g}", fontsize=9)
-        for guidance, width in ((1.5, 1.0), (3.0, 1.8), (5.0, 2.6)):
-            some = [case for case in record["cases"].values() if case["guidance"] == guidance]
-            _plot(grid[-1, column], some, OURS, budget, "full", COLOURS[OURS], f"guidance {guidance:g}", width)
-        if not column:
-            grid[-1, 0].set_ylabel("dB to the full run\ntenuto, by guidance", fontsize=9)
-            grid[-1, 0].legend(fontsize=7, frameon=False)
+        if several:
+            _by_guidance(grid[-1, column], record, budget)
+            if not column:
+                grid[-1, 0].set_ylabel("dB to the full run\ntenuto, by guidance", fontsize=9)
+                grid[-1, 0].legend(fontsize=7, frameon=False)
         grid[-1, column].set_xlabel("parameters", fontsize=9)
     for axes in grid.flat:
         axes.set_xscale("log")
@@ -67,6 +70,16 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
     figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=8, frameon=False)
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png")
+
+
+def _has(case: Mapping[str, Any], measure: str) -> bool:
+    return any("distance_beyond_full" in row if measure == BEYOND else measure in row for row in case["rows"])
+
+
+def _by_guidance(axes: Any, record: Mapping[str, Any], budget: float) -> None:
+    for guidance, width in ((1.5, 1.0), (3.0, 1.8), (5.0, 2.6)):
+        some = [case for case in record["cases"].values() if case["guidance"] == guidance]
+        _plot(axes, some, OURS, budget, "full", COLOURS[OURS], f"guidance {guidance:g}", width)
 
 
 def _plot(
@@ -104,7 +117,7 @@ def _plot(
 
 
 def _value(row: Mapping[str, Any], measure: str) -> tuple[float, float, float] | None:
-    if measure == "beyond":
+    if measure == BEYOND:
         found = row.get("distance_beyond_full")
         return None if found is None else (found[0], found[1], found[2])
     return (row[measure]["dB"], row[measure]["low"], row[measure]["high"]) if measure in row else None

@@ -87,8 +87,10 @@ def _beside_rivals(evaluations: Mapping[str, Any]) -> Iterator[tuple[Key, Interv
 
 
 def of_scaling(record: Mapping[str, Any]) -> Iterator[Case]:
-    """The family on Tiny-ImageNet: latent DiTs and a UNet."""
+    """The family on Tiny-ImageNet: latent DiTs and a UNet. Networks whose training was cut short are left out."""
     for found in record["cases"].values():
+        if found.get("early"):
+            continue
         few = ", few settings of each solver" if found.get("few_settings") else ""
         source = f"results/scaling, at {found['provenance']['commit']}{few}"
         yield Case(found["network"], found["parameters"], found["guidance"], source, nearest(_scaled(found["rows"])))
