@@ -1,11 +1,12 @@
-"""Whether a quality that is asked for is reached: for each request, what was computed, what was estimated, what it was.
+"""Whether a quality that is asked for is reached, and how far the estimates of all summaries can be trusted.
 
     python -m benchmarks.quality --device cuda                      # all shipped networks
     python -m benchmarks.quality --only tiny-dit --samples 2        # a try on the CPU
 
 Every sample is drawn by itself, because the worst of a batch decides. Its distance to the full run is measured as the
 estimate is: 10 log₁₀ of (four standard deviations)² over the mean squared difference. The constant of the estimate
-(tenuto.runtime.pacing.SCALE) was chosen by the networks of CHOSEN_BY; the others show what it is worth.
+(tenuto.runtime.pacing.SCALE) was chosen by the networks of CHOSEN_BY; the others show what it is worth. A run with a
+number of evaluations, and no quality, is estimated in the same way.
 """
 
 import math
@@ -13,10 +14,12 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 from torch import Tensor
 
+import tenuto
 from benchmarks.places import own_network, results_of
 from tenuto.files import write_json, write_text
 from tenuto.models import Model
@@ -29,6 +32,7 @@ from tenuto_lab.result_files import ORIGIN, both, makes, read_result, shaped
 NETWORKS = ("tiny-dit", "tiny-sdxl", "tiny-uvit", "natural-dit")
 CHOSEN_BY = ("tiny-dit", "tiny-sdxl")
 ASKED, GUIDANCES, SOLVERS, STEPS = (30, 35, 40, 45), (1.5, 4.0, 7.5), ("ddim", "dpm++"), (50,)
+EVALUATIONS = (8, 12, 17)  # without a quality
 WITHIN = 3.0  # dB
 
 
@@ -40,7 +44,9 @@ def distance(sample: Tensor, full: Tensor) -> float:
 def measure(
     model: Model, guidance: float, solver: str, steps: int, asked: list[float], samples: int
 ) -> list[dict[str, Any]]:
-    """A row for each sample and request."""
+    """A row for each sample and request; asked is None where a number of evaluations was asked for."""
+    requests: list[tuple[float | None, dict[str, Any]]] = [(one, {"quality": one}) for one in asked]
+    requests += [(None, {"schedule": tenuto.schedule(model, steps, evaluations=one)}) for one in EVALUATIONS]
     kind = "classes" if model.architecture.asks_for == "class" else "captions"
     wanted = asked_for(model, samples)[1]
     how: dict[str, Any] = {"guidance": guidance, "solver": solver, "steps": steps}
@@ -48,9 +54,9 @@ def measure(
     for seed, one in enumerate(wanted):
         request: dict[str, Any] = {kind: [one], "seeds": [seed]}
         full = generate(model, **request, **how)
-        for quality in asked:
+        for quality, held in requests:
             told: list[tuple[int, float | None]] = []
-            got = generate(model, **request, **how, quality=quality, told=lambda *one, told=told: told.append(one))
+            got = generate(model, **request, **how, **held, told=lambda *one, told=told: told.append(one))
             row = {"asked": quality, "evaluations": told[0][0], "estimated": told[0][1]}
             rows.append({**row, "reached": round(distance(got, full), 2), "seed": seed})
     return rows
@@ -73,7 +79,7 @@ def summary(record: dict[str, Any]) -> str:
     ]
     good: dict[bool, list[bool]] = {True: [], False: []}
     for case in record["cases"]:
-        for asked in sorted({row["asked"] for row in case["rows"]}):
+        for asked in sorted({row["asked"] for row in case["rows"] if row["asked"] is not None}):
             rows = [row for row in case["rows"] if row["asked"] == asked]
             reached = [row["reached"] for row in rows]
             hits = [one >= asked - WITHIN for one in reached]
@@ -87,10 +93,38 @@ def summary(record: dict[str, Any]) -> str:
                 f"{sum(hits)} of {len(hits)} |"
             )
     said = []
-    for chosen, name in ((False, "On networks that had no part in choosing the constant"), (True, "On the other two")):
-        if good[chosen]:
-            said.append(f"{name}: {sum(good[chosen])} of {len(good[chosen])} reached.")
-    return "\n".join([*lines[:2], " ".join(said), "", *lines[2:], ""])
+    for chosen, name in ((False, "had no part in choosing the constant"), (True, "chose it")):
+        names = sorted({case["network"] for case in record["cases"] if (case["network"] in CHOSEN_BY) == chosen})
+        if names:
+            said.append(f"{', '.join(names)} ({name}): {sum(good[chosen])} of {len(good[chosen])} reached.")
+    return "\n".join([*lines[:2], " ".join(said), "", *lines[2:], "", *trust(record["cases"]), ""])
+
+
+def trust(cases: list[dict[str, Any]]) -> list[str]:
+    """A table: how far results were from what had been estimated of them."""
+    lines = [
+        "## What the estimates are worth",
+        "",
+        "What was reached, less what was estimated, in dB, over all requests of a network and guidance: qualities, and "
+        f"{', '.join(map(str, EVALUATIONS))} evaluations of {', '.join(map(str, STEPS))} steps. *Worst tenth*: nine of "
+        "ten results are better than this. Below zero, a result is further from the full run than was estimated.",
+        "",
+        "| network | guidance | results | median | worst tenth | worst |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    groups: dict[tuple[str, float], list[float]] = {}
+    for case in cases:
+        rows = [row for row in case["rows"] if row["estimated"] is not None and math.isfinite(row["estimated"])]
+        groups.setdefault((case["network"], case["guidance"]), []).extend(
+            row["reached"] - row["estimated"] for row in rows
+        )
+    for (network, guidance), apart in groups.items():
+        if apart:
+            worst, middle = (float(one) for one in np.quantile(apart, (0.1, 0.5)))
+            lines.append(
+                f"| {network} | {guidance:g} | {len(apart)} | {middle:+.1f} | {worst:+.1f} | {min(apart):+.1f} |"
+            )
+    return lines
 
 
 RECORD = both(
@@ -102,7 +136,10 @@ RECORD = both(
                 {
                     **{"network": str, "guidance": float, "solver": str, "steps": int},
                     "rows": [
-                        {"asked": float, "evaluations": int, "estimated": float | None, "reached": float, "seed": int}
+                        {
+                            **{"asked": float | None, "evaluations": int, "seed": int},
+                            **{"estimated": float | None, "reached": float},
+                        }
                     ],
                 }
             ],
@@ -142,7 +179,7 @@ def main(
                     record["cases"].append(case)
                     write_json(out, record)
                     write_text(out.with_suffix(".md"), summary(record))
-                    brief = {row["asked"]: (row["evaluations"], row["reached"]) for row in rows if not row["seed"]}
+                    brief = [(row["asked"], row["evaluations"], row["reached"]) for row in rows if not row["seed"]]
                     print(f"{time.monotonic() - began:.0f} s {name} {scale:g} {by} {count}: {brief}", flush=True)
 
 

@@ -76,6 +76,20 @@ def test_it_says_when_more_evaluations_were_needed():
     assert len(walked(few, 50, 1e-3)) <= 7 and few.capped
 
 
+@pytest.mark.parametrize("change", [1e-9, 1e-6, 1e-5])
+def test_a_limit_that_suffices_changes_nothing(change):
+    free = walked(Pace(40, levels(50)), 50, change)
+    limited = Pace(40, levels(50), most=len(free) + 1)
+    assert walked(limited, 50, change) == free
+    assert not limited.missed(45.0) and not limited.missed(38.0)
+
+
+def test_a_quality_was_missed_if_a_limit_cost_decibels_and_not_because_there_was_one():
+    limited = Pace(40, levels(50), most=7)
+    walked(limited, 50, 1e-3)
+    assert limited.capped and limited.missed(39.0) and not limited.missed(41.0)
+
+
 def test_a_second_scheduler_in_the_same_step_can_only_shorten_the_way():
     pace, computed = Pace(30, levels(50)), [True] * 50
     pace.decide(0, computed, None, None, None)

@@ -74,7 +74,7 @@ class Record:
             work = "" if self.run is None else f", {share(self.run)}"
             if self.told and self.schedule is None:
                 estimate = min((one for _, one in self.told if one is not None), default=None)
-                near = "" if estimate is None else f"; about {estimate:.0f} dB to the full run or nearer, estimated"
+                near = "" if estimate is None else f"; about {estimate:.0f} dB to the full run, estimated"
                 work = f", {facts['work']:.0%} of them computed{near}"
             tell(f"{what} ({facts['seconds']:.1f} s, {counted(self.steps, 'step')}{work})")
 

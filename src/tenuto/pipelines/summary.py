@@ -104,7 +104,7 @@ class Summary:
         if self.estimated is None:
             return "cannot be estimated here"
         lacking = "; for the quality asked, more evaluations would have been needed" if self.too_few else ""
-        return f"about {self.estimated:.0f} dB to the full run or nearer, estimated{lacking}"
+        return f"about {self.estimated:.0f} dB to the full run, estimated{lacking}"
 
 
 def _mark(work: float) -> str:

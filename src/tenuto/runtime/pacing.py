@@ -58,7 +58,7 @@ class Pace:
         """
         check_quality(quality)
         self.quality = quality
-        self.capped = False  # whether more evaluations would have been needed
+        self.capped = False  # whether a distance was made longer because evaluations are limited
         self._levels = levels.mixed
         self._progress: list[float] = progress_of(len(levels), levels.log_snr).tolist()
         self._most = len(levels) if most is None else most
@@ -70,7 +70,9 @@ class Pace:
 
     def missed(self, estimated: float | None) -> bool:
         """Whether more evaluations were needed: there was a limit, or the first predictions strayed too far."""
-        return self.capped or (estimated is not None and estimated < self.quality - WITHIN)
+        if estimated is None:
+            return self.capped
+        return estimated < self.quality - (0 if self.capped else WITHIN)
 
     def decide(
         self,
@@ -102,12 +104,13 @@ class Pace:
     def _next(self, step: int, last: int) -> int:
         """The step that is evaluated next."""
         before = self._progress[step] - self._progress[self._refreshes[-1]] if self._refreshes else FIRST / GROWTH
-        left, found = 1 - self._progress[step], step + 1
+        left, found, farthest = 1 - self._progress[step], step + 1, step + 1
         rest = max(self._allowed - self._spent, HALF * self._allowed * left)
         for place in range(step + 2, last + 1):
             distance = self._progress[place] - self._progress[step]
             if distance > min(FARTHEST, GROWTH * before):
                 break
+            farthest = place
             error = self._error * max(1.0, distance / before) ** ORDER
             expected = error * self._reach(step, place) ** 2 * seen_later(*self._levels[place])
             if expected <= rest * distance / left:
@@ -117,10 +120,20 @@ class Pace:
             return found
         if evaluations < 1:
             return last + 1
+        if found == farthest and self._lasts(step, found, evaluations - 1):
+            return found
         needed = self._progress[step] + left / evaluations  # otherwise the evaluations do not last to the end
         later = next(place for place in range(step + 1, last + 1) if self._progress[place] >= needed - 1e-9)
         self.capped |= later > found
         return max(found, later)
+
+    def _lasts(self, step: int, following: int, evaluations: int) -> bool:
+        """Whether so many evaluations after the following one last to the end, if distances grow quickly."""
+        at, distance = self._progress[following], self._progress[following] - self._progress[step]
+        for _ in range(evaluations):
+            distance = min(FARTHEST, GROWTH * distance)
+            at += distance
+        return at >= 1 - 1e-9
 
     def _reach(self, before: int, step: int) -> float:
         """How strongly an error of the clean estimate between two steps changes the sample at the second."""
