@@ -27,14 +27,26 @@ def test_exactly_as_many_steps_as_asked_are_computed(data, levels, known, ahead)
 
 
 def early(steps: int, evaluations: int) -> bool:
-    """Whether the last evaluation comes before the last step: few evaluations for many steps."""
-    return evaluations < FEW and steps >= 4 * evaluations
+    """Whether the last evaluation may come before the last step: there are few, and not all steps are evaluated."""
+    return evaluations < FEW and evaluations < steps
 
 
 def test_few_evaluations_of_many_steps_end_before_the_last_step():
     last = {count: int(np.flatnonzero(placed(50, count))[-1]) for count in (6, 8, 9, 12)}
     assert 40 < last[6] < last[8] < 49 and last[9] == last[12] == 49
     assert placed(20, 6)[-1]
+
+
+def test_a_run_that_begins_in_noise_ends_its_few_evaluations_earlier_the_more_steps_are_left_out():
+    noise = {steps: np.linspace(-4.5, 4.5, steps).tolist() for steps in (8, 20, 50)}
+    missed = [float(1 - np.flatnonzero(placed(steps, 6, levels))[-1] / (steps - 1)) for steps, levels in noise.items()]
+    assert 0 <= missed[0] < missed[1] < missed[2]
+    assert placed(20, 9, noise[20])[-1]
+
+
+def test_a_run_that_begins_with_signal_ends_with_the_last_step_unless_there_are_four_steps_for_each_evaluation():
+    signal = {steps: np.linspace(-2.5, 4.5, steps).tolist() for steps in (20, 50)}
+    assert placed(20, 6, signal[20])[-1] and not placed(50, 6, signal[50])[-1]
 
 
 def test_every_number_of_evaluations_can_be_had_of_every_number_of_steps():

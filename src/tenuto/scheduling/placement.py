@@ -13,8 +13,8 @@ of the level, the angle between signal and noise, and the time of flow matching:
 Predictions are polynomials (tenuto.runtime.prediction). Their variable (`places_of`) is a function of the noise level,
 too: the measure itself, or the time of the process that adds noise if the run begins in noise alone.
 
-The last step is computed as well, because it decides over the finest detail, unless there are few evaluations for many
-steps: then the last evaluation is worth more a little earlier.
+The last step is computed as well, because it decides over the finest detail, unless there are few evaluations: then the
+last evaluation is worth more a little earlier, the more so the more steps are left out.
 
 Many schedulers begin where there is no signal yet. From there to the first level with a trace of signal the sample does
 not change, except in size, so an evaluation at the first step is almost lost. If the sampler can ask the network about
@@ -33,7 +33,8 @@ LEVEL, TIME = 0.5, 0.5  # shares in the measure
 FLOW_FROM_NOISE, LEVEL_FROM_NOISE, ANGLE_FROM_NOISE = 0.5, 0.3, 0.2  # instead, if a run begins in noise alone
 SHIFT = 5.0  # of the flow: halfway, the noise is so many times as strong as the signal
 FLOOR = -5.0  # log-SNR; samples with less signal than this are alike
-BEFORE_END, BEFORE_END_FROM_NOISE = 0.4, 0.8  # of an interval: how much earlier few evaluations end
+BEFORE_END, BEFORE_END_FROM_NOISE = 0.4, 0.8  # of an interval: how much earlier few evaluations of many steps end
+EASING = 0.95  # times the share of the steps that are left out: as much at most, if a run begins in noise alone
 SILENT = -3.5  # log-SNR; a sample up to here is all noise: its signal is a thirtieth
 
 
@@ -48,10 +49,8 @@ def placed(
     if evaluations >= steps:
         return np.ones(steps, dtype=bool)
     progress = progress_of(steps, log_snr)
-    early = evaluations < FEW and steps >= 4 * evaluations
     first = min(1 / evaluations, progress[_silent(log_snr)]) if ahead else 0.0
-    before_end = BEFORE_END if begins_with_signal(log_snr) else BEFORE_END_FROM_NOISE
-    aims = np.linspace(first, 1 - before_end / evaluations if early else 1, evaluations)
+    aims = np.linspace(first, 1 - _before_end(steps, evaluations, log_snr) / evaluations, evaluations)
     aims[0] = 0.0
     order, last = [], -1
     for number, aim in enumerate(aims):
@@ -61,6 +60,17 @@ def placed(
     computed = np.zeros(steps, dtype=bool)
     computed[order] = True
     return computed
+
+
+def _before_end(steps: int, evaluations: int, log_snr: Sequence[float] | None) -> float:
+    """How much earlier than the last step the last evaluation is, in intervals between evaluations."""
+    if evaluations >= FEW:
+        return 0.0
+    signal = begins_with_signal(log_snr)
+    if _rising(log_snr) is not None and not signal:
+        return min(BEFORE_END_FROM_NOISE, EASING * (1 - evaluations / steps))
+    before_end = BEFORE_END if signal else BEFORE_END_FROM_NOISE
+    return before_end if steps >= 4 * evaluations else 0.0
 
 
 def asked_ahead(computed: Sequence[bool], log_snr: Sequence[float]) -> int:
