@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diffusers import LCMScheduler
@@ -97,6 +98,27 @@ def test_all_runs_are_scaled_as_the_full_run_is() -> None:
     """Otherwise a value a little outside of [0, 1] in one run would be taken for a great difference."""
     full, held, plain = _scaled(torch.tensor([0.0, 1.0]), torch.tensor([-1e-6, 1.0]), None)
     assert plain is None and float(full.min()) == -1 and float((full - held).abs().max()) < 1e-5
+
+
+def test_latents_are_judged_by_their_own_range() -> None:
+    """Before, latents were clamped to [-1, 1] like pictures, and a run that was near was said to differ visibly."""
+    pictures, latents = (compared(tiny("sd1"), output_type=kind, num_inference_steps=30) for kind in ("pt", "latent"))
+    (seen,), (told,) = ([float(one)] for one in (np.mean(x.decibels["held"]) for x in (pictures, latents)))
+    assert abs(seen - told) < 10 and min(seen, told) > 40
+    assert "the latents are very near to those of the full run" in latents.verdict
+    assert "the pictures cannot be told from" in pictures.verdict
+    with pytest.raises(UsageError, match="Latents cannot be shown"):
+        latents.save("nowhere.png")
+
+
+def test_a_pipeline_that_returns_a_tuple_is_compared_as_well() -> None:
+    with_tuple, plain = compared(tiny("sd1"), return_dict=False), compared(tiny("sd1"))
+    assert with_tuple.decibels == plain.decibels
+
+
+def test_the_verdict_says_what_was_drawn() -> None:
+    call = {"seeds": 1, "num_inference_steps": 8, "output_type": "pt", **prompt("wan")}
+    assert "the videos" in tenuto.compare(tiny("wan"), **call).verdict
 
 
 def test_a_pipeline_is_enabled_as_before_whatever_happens() -> None:

@@ -3,7 +3,8 @@
     git clone https://github.com/huggingface/diffusers ../diffusers-checkout
     python -m benchmarks.coverage --checkout ../diffusers-checkout     # writes results/coverage/
 
-Each pipeline is made by diffusers' own fast tests: small, with random weights. What the tests load from the hub is made
+Each pipeline is made by diffusers' own fast tests, or of the parts that they make for a similar one (neighbours.py):
+small, with random weights. What the tests load from the hub is made
 on the spot (hub.py). A pipeline works if the result at budget 1 is identical to the untouched pipeline's, if a quarter
 really saves evaluations, counted by hooks of torch, if ten evaluations (which are corrected) give a finite result, and
 if the result after `tenuto.disable` is identical again. torchvision, sentencepiece, ftfy, einops, opencv, requests_mock
@@ -22,6 +23,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.coverage.exported import others_than
 from benchmarks.coverage.report import RECORD, TRIAL, written
 from benchmarks.coverage.worker import MARK
 from benchmarks.places import ROOT, results_of
@@ -147,7 +149,9 @@ def main(
     for thread in threads:
         thread.join()
     if only is None or retry:
-        written(out, made, list(done.values()), found["failed"])
+        tried = [row for row in done.values() if not row["key"].endswith("· exported")]
+        rows = [*tried, *others_than({row["pipeline"] for row in tried})]
+        written(out, made, rows, found["failed"])
         lines.unlink(missing_ok=True)
 
 

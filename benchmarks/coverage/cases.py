@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.coverage import neighbours
+
 FOLDERS = ("tests/pipelines", "tests/modular_pipelines")
 
 
@@ -74,4 +76,12 @@ def cases_in(checkout: Path) -> tuple[list[Case], dict[str, str]]:
                 inspect.getattr_static(tester, "pretrained_model_name_or_path", None),
             )
             cases.setdefault(how, Case(public_name(pipeline), name, tester.__name__))
-    return list(cases.values()), failed
+    tried = {case.pipeline for case in cases.values()}
+    return [*cases.values(), *(case for case in by_neighbours() if case.pipeline not in tried)], failed
+
+
+def by_neighbours() -> list[Case]:
+    """The pipelines that no test builds, but the parts of another pipeline's test do."""
+    import diffusers
+
+    return [Case(name, neighbours.__name__, name) for name in neighbours.NEIGHBOURS if hasattr(diffusers, name)]

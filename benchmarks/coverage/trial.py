@@ -17,6 +17,7 @@ from torch import nn
 import tenuto
 from benchmarks.coverage.cases import Case
 from benchmarks.coverage.loops import watch_loop
+from benchmarks.coverage.neighbours import called
 
 STEPS = 16
 WISHES: dict[str, dict[str, Any]] = {
@@ -41,7 +42,7 @@ def build(case: Case) -> tuple[Any, Callable[[], dict[str, Any]]]:
     try:
         _seed()
         if hasattr(tester, "get_dummy_components"):
-            pipe = tester.pipeline_class(**_called(tester.get_dummy_components))
+            pipe = tester.pipeline_class(**called(tester.get_dummy_components))
         else:
             from benchmarks.coverage.modular import modular_pipeline
 
@@ -57,7 +58,7 @@ def build(case: Case) -> tuple[Any, Callable[[], dict[str, Any]]]:
 
     def inputs() -> dict[str, Any]:
         _seed()
-        given = dict(_called(tester.get_dummy_inputs))
+        given = dict(called(tester.get_dummy_inputs))
         accepted = _parameters(pipe)
         for name in accepted | set(given):
             if name.endswith("num_inference_steps") and (name in accepted or name in given):
@@ -74,13 +75,6 @@ def _parameters(pipe: Any) -> set[str]:
     if blocks is not None and hasattr(blocks, "input_names"):
         return set(blocks.input_names)
     return set(inspect.signature(type(pipe).__call__).parameters)
-
-
-def _called(function: Callable[..., Any]) -> Any:
-    """Call a method of a test; some want the device, some do not."""
-    if "device" in inspect.signature(function).parameters:
-        return function(device="cpu")
-    return function()
 
 
 def _seed() -> None:

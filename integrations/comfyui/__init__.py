@@ -1,4 +1,4 @@
-"""Tenuto's nodes for ComfyUI: copy this folder into ComfyUI/custom_nodes, and `pip install tenuto`."""
+"""Tenuto's nodes for ComfyUI: copy this folder into ComfyUI/custom_nodes, and install Tenuto."""
 
 from .node import Tenuto
 

@@ -6,6 +6,9 @@
 
 The full run is the pipeline as it is. The held run is the pipeline under `tenuto.enable`. The plain run takes as many
 steps of the same scheduler as the held run evaluated. All begin from the same noise.
+
+Pictures and videos have a range, from black to white. Latents and sound have none: their range is taken to be four
+standard deviations of the full run.
 """
 
 import inspect
@@ -26,28 +29,40 @@ from tenuto.errors import UsageError, check_whole
 from tenuto.pipelines.enable import accelerated, disable, enable, state_of, summary
 from tenuto.pipelines.request import option_names
 from tenuto.pipelines.summary import Summary
-from tenuto.quality import of_pictures, psnr
+from tenuto.quality import of_pictures, psnr, psnr_without_range
 from tenuto.showing.images import labelled_grid, save_image
 
 NEARER = 1.0  # dB; if the lead is smaller, fewer plain steps are about as good
 MOST_SEEDS = 64
 ALIKE = 0.8  # by difflib's measure; a name this near to an option of ours is a slip
 WIDEST = 256  # pixels of a picture on the sheet
+PICTURES, VIDEOS, SOUNDS, LATENTS, RESULTS = "pictures", "videos", "sounds", "latents", "results"
+KINDS = {  # by the name under which a pipeline returns its results, the surest first
+    **{"images": PICTURES, "frames": VIDEOS, "videos": VIDEOS, "audios": SOUNDS, "audio": SOUNDS},
+    **{"latents": LATENTS, "image": PICTURES},
+}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    full: Tensor  # [seed, …] in [-1, 1]
+    full: Tensor  # [seed, …]; pictures and videos in [-1, 1]
     held: Tensor
     plain: Tensor | None  # None: nothing was held, or the pipeline cannot take so few steps
     seconds: dict[str, float]  # of one seed: full, held, plain
     summary: Summary
+    what: str = PICTURES  # what was drawn
 
     @property
     def decibels(self) -> dict[str, list[float]]:
         """PSNR to the full run, for each seed."""
         runs = {"held": self.held, **({} if self.plain is None else {"plain": self.plain})}
-        return {name: psnr(run, self.full).tolist() for name, run in runs.items()}
+        distance = psnr if self.seen else psnr_without_range
+        return {name: distance(run, self.full).tolist() for name, run in runs.items()}
+
+    @property
+    def seen(self) -> bool:
+        """Whether the results are looked at."""
+        return self.what in (PICTURES, VIDEOS)
 
     @property
     def speedup(self) -> float:
@@ -56,9 +71,8 @@ class Comparison:
     @property
     def verdict(self) -> str:
         found = self.decibels
-        said = (
-            f"With {self.summary.computed_steps} of {self.summary.steps} steps computed, {of_pictures(found['held'])}."
-        )
+        near = of_pictures(found["held"], self.what, self.seen)
+        said = f"With {self.summary.computed_steps} of {self.summary.steps} steps computed, {near}."
         if self.summary.in_full_because:
             said = f"{said} Nothing is gained: {self.summary.in_full_because}."
         if self.plain is None:
@@ -82,6 +96,8 @@ class Comparison:
 
     def save(self, path: str | Path) -> None:
         """A sheet of pictures, a row for each run."""
+        if not self.seen:
+            raise UsageError(f"{self.what.capitalize()} cannot be shown. Compare with output_type='pt'.")
         runs = {"full": self.full, "held": self.held, **({} if self.plain is None else {"plain": self.plain})}
         pictures = torch.stack([_shown(run) for run in runs.values()])
         save_image(labelled_grid(pictures, list(runs), scale=1), Path(path))
@@ -103,28 +119,33 @@ def compare(
     if "generator" in call:
         raise UsageError("Give seeds instead of a generator: every run begins from the same noise.")
     named = _options_among(call, pipe)
-    call = {name: value for name, value in call.items() if name not in named}
+    call = {name: value for name, value in call.items() if name not in (*named, "return_dict")}
     settings = {"budget": budget, **named, **(options or {})}
     if before is not None and budget is None and not named and not options:
         settings = before.request.settings()
     disable(pipe)
     try:
-        full, full_seconds = _drawn(pipe, numbers, call)
+        full, what, full_seconds = _drawn(pipe, numbers, call)
         with accelerated(pipe, **settings):
-            held, held_seconds = _drawn(pipe, numbers, call)
+            held, _, held_seconds = _drawn(pipe, numbers, call)
             told = summary(pipe)
         plain, plain_seconds = None, {}
         if told.computed_steps < told.steps:
             try:
-                fewer, seconds = _drawn(pipe, numbers, {**call, **_fewer(pipe, call, told)})
+                fewer, _, seconds = _drawn(pipe, numbers, {**call, **_fewer(pipe, call, told)})
                 plain, plain_seconds = fewer, {"plain": seconds}
             except (TypeError, ValueError, UsageError):  # sigmas or timesteps were given, or it needs more steps
                 pass
     finally:
         if before is not None:
             enable(pipe, **before.request.settings())
-    full, held, plain = _scaled(full, held, plain)
-    return Comparison(full, held, plain, {"full": full_seconds, "held": held_seconds, **plain_seconds}, told)
+    if str(call.get("output_type")).startswith("latent"):
+        what = LATENTS
+    elif full.abs().max() > 1 and what in (PICTURES, VIDEOS):
+        what = RESULTS  # no picture has such values
+    if what in (PICTURES, VIDEOS):
+        full, held, plain = _scaled(full, held, plain)
+    return Comparison(full, held, plain, {"full": full_seconds, "held": held_seconds, **plain_seconds}, told, what)
 
 
 def _options_among(call: dict[str, Any], pipe: Any) -> dict[str, Any]:
@@ -170,19 +191,29 @@ def _fewer(pipe: Any, call: dict[str, Any], told: Summary) -> dict[str, int]:
     return {name: max(1, round(asked * told.computed_steps / told.steps))}
 
 
-def _drawn(pipe: Any, seeds: Sequence[int], call: dict[str, Any]) -> tuple[Tensor, float]:
-    """The results of every seed, and the median of the seconds that one took."""
-    results, seconds = [], []
+def _drawn(pipe: Any, seeds: Sequence[int], call: dict[str, Any]) -> tuple[Tensor, str, float]:
+    """The results of every seed, what they are, and the median of the seconds that one took."""
+    results, seconds, what = [], [], ""
     for seed in seeds:
         began = time.perf_counter()
-        results.append(_tensor(pipe(**call, generator=torch.Generator().manual_seed(seed))))
+        what, found = _found(pipe(**call, generator=torch.Generator().manual_seed(seed)))
+        results.append(_tensor(found))
         seconds.append(time.perf_counter() - began)
-    return torch.stack(results), float(np.median(seconds))
+    return torch.stack(results), what, float(np.median(seconds))
 
 
-def _tensor(result: Any) -> Tensor:
-    """What a pipeline returned, as one tensor; pictures of 8 bits as values in [0, 1]."""
-    found = result if isinstance(result, tuple | list | Tensor) else next(iter(vars(result).values()), None)
+def _found(result: Any) -> tuple[str, Any]:
+    """(what a pipeline drew, the results). A modular pipeline returns its whole state, with the results among it."""
+    if isinstance(result, tuple | list | Tensor):
+        return PICTURES, result
+    values = getattr(result, "values", None)
+    named = values if isinstance(values, dict) else vars(result)
+    name = next((one for one in KINDS if named.get(one) is not None), next(iter(named), ""))
+    return KINDS.get(name, RESULTS), named.get(name)
+
+
+def _tensor(found: Any) -> Tensor:
+    """Results as one tensor; pictures of 8 bits as values in [0, 1]."""
     while isinstance(found, tuple | list):
         found = torch.stack([_tensor([one]) for one in found]) if len(found) > 1 else found[0]
     if isinstance(found, Image.Image):

@@ -7,11 +7,19 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from tenuto.runtime.pacing import PEAK
+
 ALIKE = 30  # dB; from here on, differences in small pictures are hard to see
 WORDS = (
     (40.0, "cannot be told from those of the full run"),
     (ALIKE, "differ from those of the full run in ways that are hard to see"),
     (20.0, "differ visibly from those of the full run"),
+    (-math.inf, "have little to do with those of the full run"),
+)
+IN_NUMBERS = (  # for what is not looked at
+    (40.0, "are very near to those of the full run"),
+    (ALIKE, "are near to those of the full run"),
+    (20.0, "differ clearly from those of the full run"),
     (-math.inf, "have little to do with those of the full run"),
 )
 DIVERGES = (
@@ -32,17 +40,30 @@ def psnr(images: Tensor, reference: Tensor) -> Tensor:
     return 10 * torch.log10(4 / error)  # the peak is the range, 2; its square is 4
 
 
-def of_pictures(decibels: Sequence[float]) -> str:
-    """Says in words how near pictures are to those of the full run."""
+def psnr_without_range(samples: Tensor, reference: Tensor) -> Tensor:
+    """The same for samples of any size (latents, sound): the peak is four standard deviations of the reference."""
+    if samples.shape != reference.shape:
+        raise ValueError(f"samples of shape {tuple(samples.shape)} cannot be compared with {tuple(reference.shape)}")
+    error = (samples.double() - reference.double()).square().flatten(1).mean(dim=1).nan_to_num(nan=torch.inf)
+    peak = PEAK**2 * reference.double().flatten(1).var(dim=1)
+    return torch.where(error == 0, torch.inf, 10 * torch.log10(peak / error))
+
+
+def of_pictures(decibels: Sequence[float], what: str = "pictures", seen: bool = True) -> str:
+    """Says in words how near pictures are to those of the full run.
+
+    what  what they are, if not pictures
+    seen  whether they are looked at; otherwise no words are found about what can be seen
+    """
     differing = [value for value in decibels if value != math.inf]
     same = len(decibels) - len(differing)
     if not differing:
-        return "the pictures are identical to those of the full run"
-    words = next(words for least, words in WORDS if min(differing) >= least)
+        return f"the {what} are identical to those of the full run"
+    words = next(words for least, words in (WORDS if seen else IN_NUMBERS) if min(differing) >= least)
     if len(decibels) == 1:
-        return f"the pictures {words}: {differing[0]:.1f} dB"
+        return f"the {what} {words}: {differing[0]:.1f} dB"
     figures = f"{fmean(differing):.1f} dB on average, the worst {min(differing):.1f} dB"
-    return f"the pictures {words}: {figures}" + (f"; {same} of {len(decibels)} are identical" if same else "")
+    return f"the {what} {words}: {figures}" + (f"; {same} of {len(decibels)} are identical" if same else "")
 
 
 def of_two_texts(tokens: Sequence[int], reference: Sequence[int]) -> str:

@@ -152,10 +152,10 @@ ABOUT = {
     "schedule.json": "One column for each step: dark where the network or a unit is computed",
     "scores.json": "The score of each unit",
 }
-USE_SCHEDULE = """pip install tenuto
+USE_SCHEDULE = """pip install .  # in a checkout of Tenuto
 tenuto pull {repository} -o pulled
 tenuto generate {model} --schedule pulled/schedule.json -o made"""
-USE_SCORES = """pip install tenuto
+USE_SCORES = """pip install .  # in a checkout of Tenuto
 tenuto pull {repository} -o pulled
 tenuto schedule pulled/scores.json --steps 50 --budget 0.25 -o schedule.json"""
 REFUSED = "The file was made from the weights of this fingerprint. A model with other weights refuses it."

@@ -13,8 +13,10 @@ import tenuto
 from benchmarks.coverage import hub
 from benchmarks.coverage.__main__ import taken_over
 from benchmarks.coverage.cases import Case, cases_in
-from benchmarks.coverage.report import counts_of, verdict_of, written
+from benchmarks.coverage.exported import NAMELESS, exported, others_than
+from benchmarks.coverage.report import counts_of, told_in_words, verdict_of, written
 from benchmarks.coverage.trial import arrays, attempt, same
+from tenuto.pipelines.engine import REFUSED
 from tests.helpers.pipelines import QUIET, prompt, tiny
 
 pytestmark = QUIET
@@ -117,3 +119,20 @@ def test_the_stand_in_for_a_tokenizer_counts_characters():
     made = hub.tokenizer()
     words = made(["ab", "abc"], padding="max_length", max_length=8, truncation=True, return_tensors="pt")
     assert words["input_ids"].shape == (2, 8) and made.decode(made("a b", add_special_tokens=False).input_ids) == "a b"
+
+
+def test_every_class_that_diffusers_exports_has_a_row_with_a_reason():
+    rows = {row["pipeline"]: row for row in others_than({"FluxPipeline"})}
+    assert set(rows) == set(exported()) - {"FluxPipeline"} and all(row["why"] for row in rows.values())
+    refused = {name for name, row in rows.items() if row["verdict"] == "refused"}
+    assert refused == set(REFUSED) & set(exported())
+    assert "it reads the attention maps" in rows["StableDiffusionSAGPipeline"]["why"]
+    assert rows["DiffusionPipeline"]["why"] == NAMELESS
+
+
+def test_the_counts_say_what_saves_evaluations_and_what_does_not():
+    rows = [{"pipeline": name, "key": name, "verdict": verdict} for name, verdict in
+            (("A", "works"), ("B", "in full"), ("C", "refused"), ("D", "not tried"))]  # fmt: skip
+    told = told_in_words(counts_of(rows))
+    assert "Of 2 classes that were built" in told and "1 save evaluations, 1 are computed in full" in told
+    assert "1 are refused" in told and "1 were not tried" in told

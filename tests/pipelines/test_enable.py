@@ -233,3 +233,19 @@ def test_few_steps_are_computed_in_full_and_it_is_said_why(pipe: DiffusionPipeli
     tenuto.configure(pipe, 1.0)
     draw(pipe, "sd1", steps=4)
     assert not tenuto.summary(pipe).in_full_because
+
+
+@pytest.mark.parametrize("ask", [tenuto.enable, tenuto.configure])
+def test_a_group_that_is_none_is_refused_before_the_generation(pipe: DiffusionPipeline, ask: Any) -> None:
+    tenuto.enable(pipe, evaluations=3)
+    with pytest.raises(UsageError, match=r"process group of torch\.distributed .*, not 3\."):
+        ask(pipe, quality=40, group=3)
+    draw(pipe, "sd1")
+    assert tenuto.summary(pipe).computed == 3
+
+
+@pytest.mark.parametrize("ask", [tenuto.enable, tenuto.configure, tenuto.accelerated, tenuto.running])
+def test_an_option_without_its_name_is_refused_in_words(pipe: DiffusionPipeline, ask: Any) -> None:
+    given = (pipe.unet, pipe.scheduler, 12, 0.25) if ask is tenuto.running else (pipe, 0.25)
+    with pytest.raises(UsageError, match=r"may be given without a name: write \w+\(…, evaluations=12\) instead of 12"):
+        ask(*given, 12)

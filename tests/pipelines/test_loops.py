@@ -8,10 +8,12 @@ import pytest
 import torch
 from diffusers import (
     DiffusionPipeline,
+    EDMEulerScheduler,
     LMSDiscreteScheduler,
     PNDMScheduler,
     StableDiffusionImg2ImgPipeline,
     StableDiffusionInpaintPipeline,
+    StableDiffusionPipeline,
     StableDiffusionXLImg2ImgPipeline,
 )
 
@@ -201,3 +203,54 @@ def assert_said(pipe: DiffusionPipeline, steps: int, evaluations: int, warned: b
     assert why == f"{evaluations} evaluations of {steps} steps were asked for"
     assert any("nothing is gained. Ask for fewer" in str(one.message) for one in said) == warned
     assert not any("so few steps" in str(one.message) for one in said)
+
+
+def test_a_network_exchanged_in_a_callback_is_named(pipe: DiffusionPipeline) -> None:
+    first, second = pipe.unet, tiny("sd1").unet
+
+    def exchange(pipe: Any, step: int, t: Any, given: dict[str, Any]) -> dict[str, Any]:
+        pipe.unet = second if step >= 4 else first
+        return given
+
+    tenuto.enable(pipe, every=4)
+    with pytest.warns(UserWarning, match=r"The unet was exchanged in the middle of the loop\. All remaining"):
+        draw(pipe, "sd1", callback_on_step_end=exchange)
+    summary = tenuto.summary(pipe)
+    assert (summary.computed, summary.evaluations, summary.taken) == (2, 5, 12)
+
+
+class Twice(StableDiffusionPipeline):
+    """Cosmos 1's loop: it steps to learn the clean pictures, undoes the step, and steps with the guided one."""
+
+    @torch.no_grad()
+    def __call__(self, embeds: torch.Tensor, steps: int) -> torch.Tensor:
+        x = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0)) * self.scheduler.init_noise_sigma
+        self.scheduler.set_timesteps(steps)
+        with self.progress_bar(total=steps) as bar:
+            for t in self.scheduler.timesteps:
+                scaled = self.scheduler.scale_model_input(x, t)
+                both = torch.cat([self.unet(scaled, t, encoder_hidden_states=one).sample for one in embeds[:, None]])
+                clean = self.scheduler.step(both, t, torch.cat([x, x]), return_dict=False)[1]
+                self.scheduler._step_index -= 1
+                plain, asked = clean.chunk(2)
+                guided = asked + 2 * (asked - plain)
+                x = self.scheduler.step(guided, t, x, return_dict=False, pred_original_sample=guided)[0]
+                bar.update()
+        return x
+
+
+def test_a_step_that_the_loop_undoes_is_none_of_its_steps() -> None:
+    pipe = other(Twice, scheduler=EDMEulerScheduler())
+    embeds = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1))
+    full = pipe(embeds, 24)
+    with tenuto.accelerated(pipe, 1.0):
+        assert torch.equal(pipe(embeds, 24), full)
+    distances = []
+    for correction in (True, False):
+        with tenuto.accelerated(pipe, evaluations=12, correction=correction):
+            distances.append(float((pipe(embeds, 24) - full).norm() / full.norm()))
+            summary = tenuto.summary(pipe)
+            assert (summary.computed, summary.evaluations, summary.corrected) == (24, 48, correction)
+            assert not summary.in_full_because
+    assert distances[0] < 0.1 and distances[0] < 1.2 * distances[1]
+    assert torch.equal(pipe(embeds, 24), full)

@@ -337,3 +337,19 @@ def test_a_pipeline_without_a_progress_bar_sees_that_its_weights_were_changed() 
         pipe.transformer.mix.weight.mul_(2)
     with pytest.raises(tenuto.TenutoError, match="weights of the transformer were changed"):
         pipe()
+
+
+def take_turns(network: nn.Module, scheduler: Any) -> None:
+    x, y = torch.randn(2, 1, 4, 8, 8)
+    for time in scheduler.timesteps:
+        x = scheduler.step(network(x, time), time, x).prev_sample
+        y = scheduler.step(network(y, time), time, y).prev_sample
+
+
+@torch.no_grad()
+def test_samples_in_turn_on_one_scheduler_are_told_what_helps() -> None:
+    network, scheduler, remedy = Small(), ddim(), "put them into one batch, or draw one after the other"
+    with tenuto.running(network, scheduler, evaluations=6), pytest.raises(UsageError, match=remedy):
+        take_turns(network, scheduler)
+    with tenuto.running(network, scheduler, evaluations=22), pytest.warns(UserWarning, match=remedy):
+        take_turns(network, scheduler)

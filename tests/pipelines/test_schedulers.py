@@ -17,7 +17,6 @@ from diffusers import (
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
     HeunDiscreteScheduler,
-    IPNDMScheduler,
     KDPM2AncestralDiscreteScheduler,
     LCMScheduler,
     PNDMScheduler,
@@ -88,8 +87,16 @@ def test_a_scheduler_that_remembers_outputs_forgets_them_between_generations(
     assert torch.equal(draw(pipe, "sd1"), full)
 
 
+class Unknown(DDIMScheduler):
+    """A scheduler that steps in its own way."""
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        (sample, *others) = super().step(*args, **{**kwargs, "return_dict": False})
+        return (0.9 * sample, *others)
+
+
 def test_a_scheduler_whose_noise_levels_are_unknown_is_served_and_it_is_said(pipe: DiffusionPipeline) -> None:
-    pipe.scheduler = IPNDMScheduler()
+    pipe.scheduler = Unknown(**BETAS, clip_sample=False)
     full = draw(pipe, "sd1", steps=24)
     with tenuto.accelerated(pipe, 1.0):
         assert torch.equal(draw(pipe, "sd1", steps=24), full)
@@ -97,8 +104,28 @@ def test_a_scheduler_whose_noise_levels_are_unknown_is_served_and_it_is_said(pip
         assert draw(pipe, "sd1", steps=24).isfinite().all()
         summary = tenuto.summary(pipe)
     assert summary.computed == 12 and not summary.corrected
-    assert "the noise levels of IPNDMScheduler are not known" in summary.uncorrected_because
+    assert "the noise levels of Unknown are not known" in summary.uncorrected_because
     assert f"not corrected: {summary.uncorrected_because}" in str(summary)
+
+
+@pytest.mark.parametrize("asked", [{"budget": 0.3}, {"quality": 40}])
+def test_a_scheduler_that_returns_no_numbers_is_computed_in_full_and_named(
+    pipe: DiffusionPipeline, asked: dict[str, Any]
+) -> None:
+    pipe.scheduler = UniPCMultistepScheduler(**BETAS, predict_x0=False)
+    tenuto.enable(pipe, **asked)
+    with pytest.warns(UserWarning, match="returns values that are not finite.*Check its settings"):
+        draw(pipe, "sd1", steps=20)
+    assert tenuto.summary(pipe).in_full_because == "UniPCMultistepScheduler returns values that are not finite"
+
+
+def test_nobody_is_told_to_ask_for_the_evaluations_that_were_asked_for(pipe: DiffusionPipeline) -> None:
+    pipe.scheduler = LCMScheduler(**BETAS)
+    tenuto.enable(pipe, evaluations=6)
+    with pytest.warns(UserWarning, match="random noise") as told:
+        draw(pipe, "sd1", steps=10)
+    said = next(str(one.message) for one in told if "random noise" in str(one.message))
+    assert "in 10 steps the clean picture changes too much" in said and "how many evaluations" not in said
 
 
 @pytest.mark.parametrize(

@@ -108,3 +108,37 @@ def test_units_are_counted_where_units_are_held(pipe: DiffusionPipeline) -> None
     assert set(summary.per_unit) == {unit.name for unit in tenuto.score(pipe).units}
     assert all(0 < unit.computed <= unit.asked == 12 for unit in summary.per_unit.values())
     assert "of the unit-steps" in str(summary) and "some units" in str(summary)
+
+
+def test_a_summary_says_how_many_steps_were_taken_before_an_interruption(pipe: DiffusionPipeline) -> None:
+    def stop(pipe: Any, step: int, t: Any, given: dict[str, Any]) -> dict[str, Any]:
+        pipe._interrupt = step == 4
+        return given
+
+    tenuto.enable(pipe, every=4)
+    draw(pipe, "sd1", callback_on_step_end=stop)
+    assert (tenuto.summary(pipe).steps, tenuto.summary(pipe).taken) == (12, 5)
+    assert "12 steps of DDIMScheduler, only 5 of them taken" in str(tenuto.summary(pipe))
+    draw(pipe, "sd1")
+    assert tenuto.summary(pipe).taken == 12 and "taken" not in str(tenuto.summary(pipe))
+
+
+@pytest.mark.parametrize(("evaluations", "steps", "more"), [(12, 20, 48), (12, 24, 48), (12, 25, 0), (10, 14, 0)])
+def test_a_summary_advises_more_steps_if_half_of_them_are_evaluated(
+    pipe: DiffusionPipeline, evaluations: int, steps: int, more: int
+) -> None:
+    with tenuto.accelerated(pipe, evaluations=evaluations):
+        draw(pipe, "sd1", steps=steps)
+        summary = tenuto.summary(pipe)
+    assert summary.advice.startswith(f"{more} steps with {evaluations} evaluations") == bool(more)
+    assert ("advice" in str(summary)) == bool(more)
+
+
+def test_budgets_and_schedulers_that_add_noise_get_no_such_advice(pipe: DiffusionPipeline) -> None:
+    tenuto.enable(pipe, budget=0.6)
+    draw(pipe, "sd1", steps=20)
+    assert not tenuto.summary(pipe).advice
+    tenuto.configure(pipe, evaluations=12)
+    with pytest.warns(UserWarning, match="random noise"):
+        draw(pipe, "sd1", steps=20, eta=1.0)
+    assert not tenuto.summary(pipe).advice

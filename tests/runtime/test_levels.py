@@ -39,6 +39,7 @@ KNOWN = [
     "FlowMatchEulerDiscrete",
     "FlowMatchHeunDiscrete",
     "HeunDiscrete",
+    "IPNDM",
     "KDPM2Discrete",
     "LMSDiscrete",
     "PNDM",
@@ -60,7 +61,7 @@ NOISY = [
     "TCD",
     "UnCLIP",
 ]
-UNKNOWN = ["DDIMInverse", "IPNDM", "KarrasVe", "ScoreSdeVe"]  # and noise is not seen, either
+UNKNOWN = ["DDIMInverse", "KarrasVe", "ScoreSdeVe"]  # and noise is not seen, either
 
 
 def made(name: str, steps: int = 12, **config: Any) -> Any:
@@ -119,6 +120,35 @@ def test_of_others_it_is_said_why_their_levels_are_unknown(name: str) -> None:
     nature = nature_of(made(name))
     assert nature.levels is None and not nature.adds_noise
     assert f"the noise levels of {name}Scheduler are not known" in nature.why_unknown
+
+
+@pytest.mark.parametrize("steps", [12, 20, 30, 50])
+def test_the_levels_of_ddim_are_known_although_its_steps_are_rounded(steps: int) -> None:
+    """With linspace a step goes a whole number of timesteps, and the next timestep lies a little further."""
+    scheduler = made("DDIM", steps, timestep_spacing="linspace")
+    levels, kept = levels_of(scheduler), scheduler.alphas_cumprod[scheduler.timesteps].double()
+    assert levels.log_snr == pytest.approx((0.5 * (kept / (1 - kept)).log()).tolist(), rel=1e-4)
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_inverted_sigmas_are_amounts_of_picture(first: int) -> None:
+    """Before, from the second step on, picture and noise were taken for one another."""
+    scheduler = made("FlowMatchEulerDiscrete", invert_sigmas=True)
+    levels = levels_of(scheduler, first=first)
+    assert [signal for signal, _ in levels.mixed] == pytest.approx(scheduler.sigmas[first:-1].tolist())
+    assert levels.log_snr[-1] > levels.log_snr[0]
+
+
+def test_a_scheduler_that_returns_no_numbers_is_not_said_to_add_noise() -> None:
+    """UniPC divides by the last noise level, which is zero, if it predicts the noise."""
+    nature = nature_of(made("UniPCMultistep", predict_x0=False))
+    assert not nature.finite and not nature.adds_noise and nature.levels is None
+    assert nature.why_unknown == "UniPCMultistepScheduler returns values that are not finite"
+
+
+def test_a_scheduler_that_must_be_told_the_next_timestep_is_told() -> None:
+    nature = nature_of(made("UnCLIP"))
+    assert nature.adds_noise and nature.levels is not None
 
 
 def test_noise_comes_with_an_option() -> None:

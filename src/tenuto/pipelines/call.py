@@ -39,6 +39,11 @@ class Call:
         return found
 
     @property
+    def gives_clean(self) -> bool:
+        """Whether the loop gives the estimate of the clean picture (Cosmos 1) and not the network's output."""
+        return self.given.get("pred_original_sample") is not None
+
+    @property
     def threads_state(self) -> bool:
         """Whether the loop hands a result of the last step to the next one, besides the sample."""
         return "old_pred_original_sample" in self.given
@@ -49,4 +54,5 @@ class Call:
         return any(self.given.get(name) for name in NOISY)
 
     def take(self, output: Tensor, sample: Tensor) -> Any:
-        return self.original(**{**self.given, "model_output": output, "sample": sample})
+        clean = {"pred_original_sample": output} if self.gives_clean else {}
+        return self.original(**{**self.given, "model_output": output, "sample": sample, **clean})

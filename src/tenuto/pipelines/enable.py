@@ -6,13 +6,15 @@ print(tenuto.summary(pipe))
 tenuto.disable(pipe)
 """
 
+import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from diffusers import DiffusionPipeline
 from torch import nn
@@ -27,10 +29,30 @@ from tenuto.pipelines.summary import Summary
 from tenuto.runtime.executor import Mode
 from tenuto.scheduling.schedule import Schedule, load_schedule
 
+P = ParamSpec("P")
+T = TypeVar("T")
 STATE = "_tenuto"  # the attribute of an enabled pipeline
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
+def named_options(function: Callable[P, T]) -> Callable[P, T]:
+    """Says that an option must be named, if one is given without its name."""
+    places = [one for one in inspect.signature(function).parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    names = [one.name for one in places]
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        if len(args) > len(names):
+            raise UsageError(
+                f"Only {', '.join(names[:-1])} and {names[-1]} may be given without a name: write "
+                f"{function.__name__}(…, evaluations=12) instead of {args[len(names)]!r}."
+            )
+        return function(*args, **kwargs)
+
+    return checked
+
+
+@named_options
 def enable(
     pipe: Any,
     budget: float | None = None,
@@ -99,6 +121,7 @@ def enable(
         raise
 
 
+@named_options
 def configure(pipe: Any, budget: float | None = None, **options: Any) -> None:
     """Give an enabled pipeline other settings for its next generations; the options are those of `enable`.
 
@@ -120,6 +143,7 @@ def disable(pipe: Any) -> None:
             state.close()
 
 
+@named_options
 @contextmanager
 def accelerated(target: Any, budget: float | None = None, **options: Any) -> Iterator[Any]:
     """Within the block a pipeline is enabled; the options are those of `enable`.
@@ -141,6 +165,7 @@ def accelerated(target: Any, budget: float | None = None, **options: Any) -> Ite
         disable(target)
 
 
+@named_options
 @contextmanager
 def running(
     denoisers: nn.Module | dict[str, nn.Module],

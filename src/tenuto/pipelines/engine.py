@@ -30,6 +30,8 @@ from tenuto.pipelines.summary import Summary, summarise
 from tenuto.pipelines.timesteps import timesteps_of
 from tenuto.pipelines.wrapping import wrapped
 
+# Cosmos 1 takes a step to learn the clean pictures, undoes it, and steps again with the guided clean picture.
+UNDONE = "self.scheduler._step_index -= 1"
 # Pipelines whose loop does not simply alternate between evaluating a network and stepping a scheduler.
 REFUSED = {
     "StableDiffusionPanoramaPipeline": "it steps its scheduler several times at each timestep, once for each view",
@@ -51,6 +53,7 @@ class Engine:
         self._loops: dict[int, list[Loop]] = {}  # by thread, the innermost last: a callback may also generate
         self._watched: dict[int, tuple[Any, ExitStack]] = {}  # schedulers, and what restores them
         self._said: set[str] = set()
+        self._undoes_steps = False  # whether the loop undoes each step that is not given the clean picture
         self._stack = ExitStack()
         kind = kind_of_denoiser(request)
         self.denoisers = [kind(one, name, request, self._warn, shared) for name, one in networks.items()]
@@ -149,11 +152,19 @@ class Engine:
     def _stepped(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         mine = self._loops.get(get_ident())
         loop = mine[-1] if mine else None
-        if loop is None:
+        if loop is None or (self._undoes_steps and kwargs.get("pred_original_sample") is None):
             return original(*args, **kwargs)
-        if loop.outside and loop.stepped_by(original.__self__):
-            loop.went_on()
+        if loop.stepped_by(original.__self__):  # nothing of ours was evaluated since, or in a callback
+            if loop.outside:
+                loop.went_on()
+            self._check_exchange(loop)
         return loop.take_step(original.__self__, original, *args, **kwargs)
+
+    def _check_exchange(self, loop: Loop) -> None:
+        """If a callback exchanged a network, the loop evaluates one that is not enabled."""
+        exchanged = [one.name for one in self.denoisers if self.network_of(one) is not one.outer]
+        if exchanged:
+            loop.pass_over(f"the {exchanged[0]} was exchanged in the middle of the loop")
 
     def _evaluate(self, denoiser: Denoiser, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         loop = self._current()
@@ -201,6 +212,7 @@ class Enabled(Unannounced):
         super().__init__(type(pipe).__name__, {name: getattr(pipe, name) for name in names}, request, shared)
         source = source_of(type(pipe))
         self._says_update = "progress_bar.update()" in source
+        self._undoes_steps = UNDONE in source
         self._announces = hasattr(pipe, "progress_bar") and ("progress_bar(" in source or not source)
         try:
             if hasattr(pipe, "progress_bar"):

@@ -27,6 +27,12 @@ from tenuto.runtime.pacing import Pace
 from tenuto.runtime.stepping import Stepping
 from tenuto.scheduling.schedule import Schedule
 
+OTHER_TIMESTEPS = (
+    "Call set_timesteps before every generation, with the timesteps that the loop takes; or pass steps=… to "
+    "tenuto.running, if the loop takes some of them only."
+)
+IN_TURN = "If the loop draws several samples in turn, put them into one batch, or draw one after the other."
+
 
 class Loop:
     """One generation, from the beginning of the loop to the end."""
@@ -71,8 +77,13 @@ class Loop:
         return self._natures[id(scheduler)]
 
     @property
+    def taken(self) -> int:
+        """How many steps were taken so far."""
+        return self.step + bool(self._stepped)
+
+    @property
     def finished(self) -> bool:
-        return self.step + bool(self._stepped) >= self.steps
+        return self.taken >= self.steps
 
     def plan(self, denoiser: Denoiser) -> None:
         """Decide which of the steps from now on are computed. What was kept belongs to other networks or settings."""
@@ -92,6 +103,8 @@ class Loop:
         nature, self.pace = self.nature, None
         if request.quality is None or self.schedule is None or self.in_full:
             return
+        if not nature.finite:
+            return self.refuse_values()
         if nature.adds_noise:
             return self.refuse_noise(self.scheduler)
         if nature.levels is None:
@@ -131,6 +144,12 @@ class Loop:
         self.schedule = None
         self.lanes.clear()
         self.streams.end()
+
+    def pass_over(self, why: str) -> None:
+        """The loop evaluated for its next step what is not enabled."""
+        if self.holds and not self.in_full:
+            self.compute_in_full(why)
+        self._advance()
 
     def _advance(self) -> None:
         self.step += 1
@@ -176,7 +195,9 @@ class Loop:
         """
         if self.schedule is None and not self.in_full and not self.lanes:
             self.plan(denoiser)
-            if self.holds and self.nature.adds_noise:
+            if self.holds and not self.nature.finite:
+                self.refuse_values()
+            elif self.holds and self.nature.adds_noise:
                 self.take_noise(self.scheduler)
         if self.computes():
             return None
@@ -254,13 +275,11 @@ class Loop:
         taken = (
             f"timestep number {place + 1} of its {type(scheduler).__name__} where number {expected + 1} should follow"
         )
+        again = place == expected - 1  # as with several samples in turn
+        remedy = IN_TURN if again else OTHER_TIMESTEPS
         if self.computes():
-            return self.compute_in_full(f"the loop takes {taken}")
-        raise UsageError(
-            f"The loop takes {taken}, and the network was not evaluated for it. Call set_timesteps before every "
-            "generation, with the timesteps that the loop takes; or pass steps=… to tenuto.running, if the loop takes "
-            "some of them only."
-        )
+            return self.compute_in_full(f"the loop takes {taken}", IN_TURN if again else "")
+        raise UsageError(f"The loop takes {taken}, and the network was not evaluated for it. {remedy}")
 
     def _check_end_of_last(self, place: int) -> None:
         """Refuse a loop that goes on where all of its steps were thought to be taken."""
@@ -290,7 +309,8 @@ class Loop:
         assert self.schedule is not None
         nature = self._nature_of(scheduler)
         if nature.levels is not None:
-            nature = replace(nature, levels=nature.levels.after(self.begun))
+            levels = nature.levels.after(self.begun)
+            nature = replace(nature, levels=levels.of_clean() if call.gives_clean else levels)
         schedule = self.schedule
         stream = Stepping(scheduler, nature, self.computed, schedule.order, schedule.corrected, self.pace)
         if call.threads_state and not stream.uncorrected_because:
@@ -318,13 +338,22 @@ class Loop:
         then = "All remaining steps are computed." if some else "Everything is computed, and nothing is gained."
         self._warn(f"{why[0].upper()}{why[1:]}. {then} {advice}".strip())
 
+    def refuse_values(self) -> None:
+        """Hold nothing: what comes of this scheduler is no picture."""
+        self.compute_in_full(self.nature.why_unknown, "Check its settings and its timesteps.")
+
     def refuse_noise(self, scheduler: Any) -> None:
         """Hold nothing: outputs change with the scheduler's random noise, so predictions would be far off."""
-        self.compute_in_full(
-            f"{type(scheduler).__name__} adds random noise at every step, so the network's output cannot be predicted",
-            "Choose a scheduler without randomness (DDIM, Euler, DPM-Solver++, UniPC), or say how many evaluations "
-            "it is to have: half of the steps, say.",
-        )
+        noise = f"{type(scheduler).__name__} adds random noise at every step"
+        other = "Choose a scheduler without randomness (DDIM, Euler, DPM-Solver++, UniPC)"
+        if not self._counted:
+            why = f"{noise}, so the network's output cannot be predicted"
+            return self.compute_in_full(
+                why, f"{other}, or say how many evaluations it is to have: half of the steps, say."
+            )
+        few = f"and in {self.steps} steps the clean picture changes too much to be predicted"
+        why = few if self.steps <= FEW_STEPS else f"and {self._nature_of(scheduler).why_unknown}"
+        self.compute_in_full(f"{noise}, {why}", f"{other}.")
 
     def take_noise(self, scheduler: Any) -> None:
         """A scheduler adds noise. Hold something only if a number of evaluations was asked for, and say what it costs.

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
+import torch.distributed
+
 from tenuto import deciding
 from tenuto.errors import UsageError
 from tenuto.runtime.executor import Mode
@@ -45,6 +47,7 @@ class Request:
             raise UsageError("Give a budget, a number of evaluations or a speed-up, not two of them.")
         if self.quality is not None:
             self._check_quality()
+            self._check_group()
         elif self.group is not None:
             raise UsageError("A group is needed only with a quality: otherwise all processes evaluate the same steps.")
         if self.evaluations is not None:
@@ -67,6 +70,14 @@ class Request:
         if self.policy not in (None, "refresh") or self.options:
             chosen = self.policy or ", ".join(name for name, _ in self.options)
             raise UsageError(f"A quality chooses the evaluated steps by itself: leave out {chosen}.")
+
+    def _check_group(self) -> None:
+        kind = getattr(torch.distributed, "ProcessGroup", ())  # a torch without it cannot make a group
+        if self.group is not None and not isinstance(self.group, kind):
+            raise UsageError(
+                "A group is a process group of torch.distributed that this process belongs to (dist.group.WORLD after "
+                f"dist.init_process_group), not {self.group!r}."
+            )
 
     def schedule(
         self, subject: Subject, steps: int, log_snr: Sequence[float] | None = None, spent: int = 0

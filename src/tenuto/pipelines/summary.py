@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tenuto.deciding import FEW_STEPS
 from tenuto.pipelines.streams import Streams
 from tenuto.scheduling.refresh import LEAST
 from tenuto.scheduling.schedule import COMPUTED, HELD
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from tenuto.pipelines.loop import Loop
     from tenuto.pipelines.request import Request
 
+MORE_STEPS = 4  # for each evaluation
 SOME = "+"  # the mark of a step that computes some of its units
 
 
@@ -45,6 +47,7 @@ class Summary:
     scheduler: str
     asked: str  # what `enable` was asked for, in words
     steps: int  # of the last generation; 0 means there was none yet
+    taken: int  # how many of them were taken: fewer if the loop still runs, or was interrupted
     computed_steps: int  # how many of the steps computed anything
     evaluations: int  # that the pipeline requested
     computed: int  # how many of these computed all or some units
@@ -56,6 +59,7 @@ class Summary:
     uncorrected_because: str  # if not, why
     in_full_because: str  # why everything was computed although less was requested; "" otherwise
     estimated: float | None  # the distance to the full run that is to be expected, in dB; None if it cannot be told
+    advice: str  # a number of steps with which the same evaluations would serve better; "" if all is well
     too_few: bool  # whether more evaluations were needed for the quality that was asked for
     seconds: float  # in the denoiser
     seconds_saved: float  # estimated: what the steps that computed nothing would have taken
@@ -80,8 +84,9 @@ class Summary:
             why = f"not corrected: {self.uncorrected_because}" if self.uncorrected_because else "not corrected"
             held = f"the {self.keep}, predicted as {self.predict}, {'corrected' if self.corrected else why}"
             held += f"; then nothing: {self.in_full_because}" if self.in_full_because else ""
+        broken = f", only {self.taken} of them taken" if self.taken < self.steps else ""
         lines = [
-            f"{self.pipeline}: {names}, {self.steps} steps of {self.scheduler}",
+            f"{self.pipeline}: {names}, {self.steps} steps of {self.scheduler}{broken}",
             f"  asked     {self.asked}",
             f"  computed  {self.computed_steps} steps: {self.computed} of {self.evaluations} evaluations",
             f"  held      {held}; {self.cache_bytes:,} bytes",
@@ -96,7 +101,8 @@ class Summary:
             lines.append(f"  units     {count} computed {computed} times of {asked}")
         if self.per_unit:
             lines.append(f"  work      {self.work:.1%} of the unit-steps, {self.flop_work:.1%} of the FLOPs")
-        return "\n".join([*lines, *([f"  given up  {self.given_up}"] if self.given_up else [])])
+        lines += [f"  given up  {self.given_up}"] if self.given_up else []
+        return "\n".join([*lines, *([f"  advice    {self.advice}"] if self.advice else [])])
 
     def _quality(self) -> str:
         if not self.keep:
@@ -119,6 +125,18 @@ def _too_few_steps(steps: int, request: "Request") -> str:
     a_share = all(one is None for one in asked) and (request.budget or 0) < 1
     few = "1 step" if steps == 1 else f"{steps} steps"
     return f"with {few} there is nothing to leave out" if a_share and steps <= LEAST else ""
+
+
+def _more_steps(loop: "Loop", request: "Request") -> str:
+    """Steps cost next to nothing: if half of them or more are evaluated, more of them serve better.
+
+    `python -m benchmarks.settings` shows how often. With fewer evaluations it depends on the scheduler.
+    """
+    asked = request.evaluations
+    if asked is None or request.quality is not None or not FEW_STEPS <= asked < loop.steps <= 2 * asked:
+        return ""
+    more = MORE_STEPS * asked
+    return f"{more} steps with {asked} evaluations take about as long, and usually come nearer to the converged result"
 
 
 def summarise(pipeline: str, asked_for: str, denoisers: Sequence["Denoiser"], loop: "Loop | None") -> Summary:
@@ -154,6 +172,7 @@ def summarise(pipeline: str, asked_for: str, denoisers: Sequence["Denoiser"], lo
         scheduler="" if loop is None else type(loop.scheduler).__name__,
         asked=asked_for,
         steps=0 if loop is None else loop.steps,
+        taken=0 if loop is None else min(loop.taken, loop.steps),
         computed_steps=sum(step.work > 0 for step in per_step),
         evaluations=len(evaluations),
         computed=sum(bool(marks.any()) for marks in done),
@@ -165,6 +184,7 @@ def summarise(pipeline: str, asked_for: str, denoisers: Sequence["Denoiser"], lo
         uncorrected_because=streams.uncorrected_because,
         in_full_because="" if loop is None else loop.in_full or _too_few_steps(loop.steps, denoisers[0].request),
         estimated=estimated,
+        advice="" if loop is None or not streams.corrects else _more_steps(loop, denoisers[0].request),
         too_few=loop is not None and loop.pace is not None and loop.pace.missed(estimated),
         seconds=sum(step.seconds for step in per_step),
         seconds_saved=sum(max(0.0, typical - step.seconds) for step in per_step if step.work < 1),

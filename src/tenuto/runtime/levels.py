@@ -23,7 +23,8 @@ from torch import Tensor
 from tenuto.errors import first_line
 
 Pairs = Sequence[tuple[float, float]]
-TOLERANCE = 2e-2  # relative, of a sample to the line on which it should lie; DDIM with linspace drifts a little
+TOLERANCE = 2e-2  # relative, of a sample to the line on which it should lie
+ROUNDED = 0.2  # the same for DDIM with linspace, whose steps are a whole number of timesteps and so fall short
 EXAMPLES = ((0.7, -1.3), (-0.2, 0.9))  # pairs of a clean value and a noise value
 REMEMBERED = 64  # natures of schedulers
 
@@ -42,6 +43,10 @@ class Levels:
         """The levels of the steps from this one on."""
         return Levels(self.mixed[step:], self.estimated[step:])
 
+    def of_clean(self) -> "Levels":
+        """These levels, for a loop that gives the estimate of the clean picture instead of the network's output."""
+        return Levels(self.mixed, ((0.0, 1.0),) * len(self))
+
     @property
     def log_snr(self) -> tuple[float, ...]:
         """Half the logarithm of the signal-to-noise ratio at each step; finite also where there is no signal."""
@@ -54,6 +59,7 @@ def _estimated(output: str, mixed: Pairs, data: float) -> Pairs | None:
         "epsilon": lambda a, s: (1 / a, -s / a),
         "sample": lambda a, s: (0.0, 1.0),
         "flow_prediction": lambda a, s: (1 / (a + s), -s / (a + s)),
+        "flow_backwards": lambda a, s: (1 / (a + s), s / (a + s)),
         "v_prediction": lambda a, s: (a / (a * a + s * s), -s / math.hypot(a, s)),
         "edm": lambda a, s: (data**2 / (data**2 + s * s), data * s / math.hypot(data, s)),
     }
@@ -70,6 +76,11 @@ class Nature:
     levels: Levels | None  # None: unknown
     adds_noise: bool = False
     why_unknown: str = ""
+    finite: bool = True  # whether its samples were numbers when it was tried
+
+
+class NotFinite(Exception):
+    """A scheduler was tried, and returned values that are infinite or no numbers."""
 
 
 _remembered: OrderedDict[Any, Nature] = OrderedDict()
@@ -113,10 +124,13 @@ def _asked(scheduler: Any, first: int, steps: int) -> Nature:
     except Exception as error:  # a scheduler may hold anything
         return Nature(None, why_unknown=f"{name} cannot be copied ({first_line(error)})")
     with torch.random.fork_rng(devices=[]):
-        draws = _draws(scheduler, first, steps)
+        try:
+            draws = _draws(scheduler, first, steps)
+        except NotFinite:
+            return Nature(None, why_unknown=f"{name} returns values that are not finite", finite=False)
         for levels in _candidates(scheduler, first, steps):
             try:
-                if (_keeps_amounts if draws else _stays_on_line)(scheduler, first, levels):
+                if (_keeps_amounts if draws else _fits)(scheduler, first, levels):
                     return Nature(levels, draws)
             except Exception as error:  # a scheduler may be of any class and may require anything
                 failed = f" ({first_line(error)})"
@@ -126,12 +140,15 @@ def _asked(scheduler: Any, first: int, steps: int) -> Nature:
 def _candidates(scheduler: Any, first: int, steps: int) -> Iterator[Levels]:
     """The levels under each convention that a scheduler may have."""
     config = getattr(scheduler, "config", {})
-    data = config.get("sigma_data")
-    output = "edm" if data is not None else str(config.get("prediction_type", "flow_prediction"))
+    data, stated = config.get("sigma_data"), config.get("prediction_type")
+    outputs = ["edm"] if data is not None else ["flow_prediction", "v_prediction"] if stated is None else [str(stated)]
+    if config.get("invert_sigmas"):
+        outputs = ["flow_backwards"]
     for mixed in _conventions(scheduler, first, steps):
-        estimated = _estimated(output, mixed, data or 0.0)
-        if estimated is not None:
-            yield Levels(tuple(mixed), tuple(estimated))
+        for output in outputs:
+            estimated = _estimated(output, mixed, data or 0.0)
+            if estimated is not None:
+                yield Levels(tuple(mixed), tuple(estimated))
 
 
 def _conventions(scheduler: Any, first: int, steps: int) -> Iterator[Pairs]:
@@ -141,6 +158,8 @@ def _conventions(scheduler: Any, first: int, steps: int) -> Iterator[Pairs]:
         if between is not None:  # KDPM2 evaluates every second time between two levels
             inner = [float(one) for one in between[first : first + steps]]
             noise = [inner[i] if (first + i) % 2 else noise[i] for i in range(steps)]
+        if getattr(scheduler, "config", {}).get("invert_sigmas"):  # they are amounts of picture
+            noise = [1 - one for one in noise]
         if max(noise) <= 1:
             yield [(1 - one, one) for one in noise]
         yield [(1 / math.hypot(1, one), one / math.hypot(1, one)) for one in noise]
@@ -150,6 +169,10 @@ def _conventions(scheduler: Any, first: int, steps: int) -> Iterator[Pairs]:
         times = torch.as_tensor(scheduler.timesteps)[first : first + steps].long().cpu()
         signal = torch.as_tensor(kept).cpu().double()[times].tolist()
         yield [(math.sqrt(one), math.sqrt(1 - one)) for one in signal]
+    signals, noises = getattr(scheduler, "alphas", None), getattr(scheduler, "betas", None)
+    if signals is not None and noises is not None and len(signals) == len(noises) == len(scheduler.timesteps) + 1:
+        pairs = zip(signals[first : first + steps], noises[first : first + steps], strict=True)
+        yield [(float(one), float(other)) for one, other in pairs]  # of iPNDM
 
 
 def _probe(scheduler: Any, first: int, steps: int) -> tuple[Any, Tensor]:
@@ -172,21 +195,29 @@ def _probe(scheduler: Any, first: int, steps: int) -> tuple[Any, Tensor]:
     return probe, torch.as_tensor(probe.timesteps)[first : first + steps].cpu()
 
 
+def _fits(scheduler: Any, first: int, levels: Levels) -> bool:
+    """Whether the samples of a scheduler that adds no noise are where these levels say."""
+    if _stays_on_line(scheduler, first, levels):
+        return True
+    blind = levels.mixed[0][0] == 0 and len(levels) > 2  # iPNDM sees no picture in a first sample that is all noise
+    return blind and _stays_on_line(scheduler, first + 1, levels.after(1))
+
+
 def _stays_on_line(scheduler: Any, first: int, levels: Levels) -> bool:
     probe, times = _probe(scheduler, first, len(levels))
     clean, noise = (torch.tensor(values).view(-1, 1, 1, 1) for values in zip(*EXAMPLES, strict=True))
-    sample = None
-    for step, time in enumerate(times):
-        a, s = levels.mixed[step]
+    config = getattr(scheduler, "config", {})
+    one_step = not any(hasattr(scheduler, name) for name in ("sigmas", "ets"))  # as DDIM is, and PNDM is not
+    rounded = one_step and config.get("timestep_spacing") == "linspace"
+    tolerance, sample = ROUNDED if rounded else TOLERANCE, None
+    for step, (a, s) in enumerate(levels.mixed):
         line = a * clean + s * noise
         if sample is None:
             sample = line
-        if not torch.allclose(sample, line, rtol=0, atol=TOLERANCE * math.hypot(a, s)):
-            return False
         p, q = levels.estimated[step]
-        if q == 0:
+        if q == 0 or not torch.allclose(sample, line, rtol=0, atol=tolerance * math.hypot(a, s)):
             return False
-        sample = probe.step((clean - p * sample) / q, time, sample, return_dict=False)[0]
+        sample = _stepped(probe, (clean - p * sample) / q, times, step, sample)
     return bool(torch.isfinite(torch.as_tensor(sample)).all())
 
 
@@ -195,15 +226,23 @@ def _keeps_amounts(scheduler: Any, first: int, levels: Levels) -> bool:
     probe, times = _probe(scheduler, first, len(levels))
     torch.manual_seed(0)
     clean, sample = torch.tensor([0.7, -0.4]).view(2, 1, 1, 1).expand(2, 1, 64, 64), None
-    for step, time in enumerate(times):
-        (a, s), (p, q) = levels.mixed[step], levels.estimated[step]
+    for step, (a, s) in enumerate(levels.mixed):
+        p, q = levels.estimated[step]
         if sample is None:
             sample = a * clean + s * torch.randn(clean.shape)
         noise = (sample - a * clean) / s
         if q == 0 or float(noise.mean().abs()) > 0.1 or not 0.9 < float(noise.std()) < 1.1:
             return False
-        sample = probe.step((clean - p * sample) / q, time, sample, return_dict=False)[0]
+        sample = _stepped(probe, (clean - p * sample) / q, times, step, sample)
     return bool(torch.isfinite(torch.as_tensor(sample)).all())
+
+
+def _stepped(probe: Any, output: Tensor, times: Tensor, step: int, sample: Tensor) -> Tensor:
+    """The next sample. UnCLIP's scheduler must be told which timestep follows; otherwise it takes a thousand steps."""
+    told = step + 1 < len(times) and "prev_timestep" in inspect.signature(probe.step).parameters
+    following = {"prev_timestep": times[step + 1]} if told else {}
+    found: Tensor = probe.step(output, times[step], sample, return_dict=False, **following)[0]
+    return found
 
 
 def _draws(scheduler: Any, first: int, steps: int) -> bool:
@@ -220,9 +259,13 @@ def _draws(scheduler: Any, first: int, steps: int) -> bool:
                 left = one.step(torch.zeros_like(left), time.expand(shape), left, return_dict=False)[0]
                 torch.manual_seed(2 * seed + 1)
                 right = other.step(torch.zeros_like(right), time.expand(shape), right, return_dict=False)[0]
+                if not (left.isfinite().all() and right.isfinite().all()):
+                    raise NotFinite
                 if not torch.equal(left, right):
                     return True
             return False
+        except NotFinite:
+            raise
         except Exception:  # a scheduler may require arguments that are not given here
             continue
     try:
