@@ -71,7 +71,7 @@ class Texts(list[str]):
         return self.tokens / self.seconds
 
     def summary(self) -> str:
-        if self.work == 1:
+        if self.full_steps == self.steps:
             work = "everything computed"
         elif self.keys_kept:
             work = f"{self.full_steps} of everything and {self.steps - self.full_steps} of a block, from the KV cache"

@@ -148,6 +148,14 @@ def test_what_makes_no_sense_is_refused(model):
         model.generate(PROMPTS, heat=1.0)
 
 
+def test_an_answer_that_ends_before_a_block_is_computed_alone_reused_nothing():
+    texts = tenuto.text.load("small-llada").generate(
+        ["sort: 42 48 7 25 53 40 ->"], length=32, block_length=16, parallel=0.9
+    )
+    assert texts[0].strip() == "7 25 40 42 48 53" and texts.tokens > 3 * texts.steps
+    assert texts.summary().endswith("everything computed")
+
+
 def test_one_token_is_not_called_tokens():
     assert Texts(["a"], 1, 0.5, 1, None).summary().startswith("1 token in 0.50 s (2.0 tokens/s), 1 evaluation, ")
 
