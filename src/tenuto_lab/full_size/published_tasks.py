@@ -40,7 +40,7 @@ class PublishedTask:
     @property
     def told(self) -> str:
         """The protocol in full, which goes into the task file."""
-        return f"{self.name} from {self.source}: {self.protocol}; published with answers of {self.length} tokens"
+        return f"{self.name} ({self.source}): {self.protocol}; meant for answers of {self.length} tokens"
 
 
 def records(path: Path) -> Iterator[Record]:
