@@ -71,16 +71,15 @@ class Texts(list[str]):
         return self.tokens / self.seconds
 
     def summary(self) -> str:
-        if self.work == 1:
+        if self.full_steps == self.steps:
             work = "everything computed"
         elif self.keys_kept:
             work = f"{self.full_steps} of everything and {self.steps - self.full_steps} of a block, from the KV cache"
         else:
             work = f"{self.work:.0%} of the unit-steps computed"
-        return (
-            f"{self.tokens} tokens in {self.seconds:.2f} s ({self.tokens_per_second:.1f} tokens/s), "
-            f"{self.steps} evaluation{'' if self.steps == 1 else 's'}, {work}"
-        )
+        tokens = f"{self.tokens} token{'' if self.tokens == 1 else 's'}"
+        evaluations = f"{self.steps} evaluation{'' if self.steps == 1 else 's'}"
+        return f"{tokens} in {self.seconds:.2f} s ({self.tokens_per_second:.1f} tokens/s), {evaluations}, {work}"
 
 
 class Writing(Iterator[Written]):
@@ -172,9 +171,9 @@ class LanguageModel:
         """`generate`, step by step.
 
         prompts       texts; or conversations, each a list of messages {"role": …, "content": …}
-        budget        share of unit-steps to compute. Instead: `speedup`, how many times as fast as full inference, or a
-                      `schedule` that was made before. With none of the three and one token a step, everything is
-                      computed
+        budget        without parallel decoding: share of unit-steps to compute. Instead: `speedup`, how many times as
+                      fast as full inference, or a `schedule` that was made before. With none of the three and one
+                      token a step, everything is computed
         every         instead, with `parallel` or `factor`: compute all positions at every N-th evaluation, and one
                       block with a KV cache at the others. By default "early": all positions at the first four
                       evaluations and at the powers of two; with a threshold of 0.95 or more "careful": at the first
@@ -193,14 +192,18 @@ class LanguageModel:
         if steps is None:
             steps = length if schedule is None else schedule.steps
         sampling = sampling_for(self.model, steps=steps, length=length, block_length=block_length, **options)
-        if sampling.in_parallel and (budget, speedup, schedule, every) == (None, None, None, None):
-            every = every_for(sampling.parallel)
+        if sampling.in_parallel and (budget, speedup) != (None, None):
+            raise UsageError(
+                "A budget or a speed-up is for a fixed number of steps; with parallel decoding, give `every`."
+            )
         if every is not None and not sampling.in_parallel:
             raise UsageError("`every` goes with parallel decoding (parallel=0.9); without it, give a budget.")
+        if sampling.in_parallel and schedule is None and every is None:
+            every = every_for(sampling.parallel)
         tokens = encoded(self.model, prompts, chat)
         check_context(self.model.config, tokens, sampling)
-        if sampling.in_parallel and (budget, speedup, every) != (None, None, None):
-            schedule = self.schedule(steps, budget=budget, speedup=speedup, every=every, rows="block")
+        if every is not None:
+            schedule = self.schedule(steps, every=every, rows="block")
         elif budget is not None or speedup is not None:
             schedule = self.schedule(steps, blocks=sampling.blocks, budget=budget, speedup=speedup)
         if schedule is not None:

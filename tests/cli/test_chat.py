@@ -84,6 +84,8 @@ def test_a_schedule_file_says_how_many_steps_and_blocks(directory: str, tmp_path
         (("MODEL", "--parallel", "1.5"), "at most 1, not 1.5"),
         (("MODEL", "--parallel", "0.9", "--steps", "4"), "leave the steps out"),
         (("MODEL", "--every", "4", "--steps", "4"), "goes with parallel decoding"),
+        (("MODEL", "--parallel", "0.9", "--budget", "0.5"), "with parallel decoding, give `every`"),
+        (("MODEL", "--sliding", "--steps", "4"), "give a threshold too"),
     ],
 )
 def test_what_cannot_be_done_is_an_error(directory: str, arguments: tuple[str, ...], message: str) -> None:

@@ -173,6 +173,18 @@ def test_the_factor_rule_is_on_the_command_line(tenuto: Run) -> None:
     assert status == 0 and "}])" in out
 
 
+def test_a_sliding_window_is_on_the_command_line(tenuto: Run) -> None:
+    """The window goes on behind an unfinished block, so that fewer evaluations write the same answer."""
+    asked = ("--prompt", "sort: 42 48 7 25 53 40 ->", "--length", 32, "--block-length", 16, "--parallel", 0.9)
+    window, block = (
+        json.loads(tenuto("generate", "small-llada", *asked, *more, "--json")[1]) for more in (("--sliding",), ())
+    )
+    assert window["sliding"] and "sliding" not in block and window["steps"] < block["steps"]
+    assert window["texts"][0]["text"].strip() == "7 25 40 42 48 53"
+    status, out, _ = tenuto("chat", "small-llada", *asked, "--sliding")
+    assert status == 0 and out.strip() == "7 25 40 42 48 53"
+
+
 def test_parallel_decoding_computes_everything_early(tenuto: Run) -> None:
     arguments = ("--prompt", "close: ( ->", "--length", 16, "--parallel", 1.0, "--json")
     ways = ((), ("--every", "early"), ("--every", 1))
@@ -198,6 +210,9 @@ def test_parallel_decoding_computes_everything_early(tenuto: Run) -> None:
         (("tiny-llada", "--prompt", "x", "--parallel", "0.9", "--factor", "1"), "not both"),
         (("tiny-llada", "--prompt", "x", "--factor", "0"), "a positive number"),
         (("tiny-llada", "--prompt", "x", "--every", "early"), "--every goes with --parallel"),
+        (("tiny-llada", "--prompt", "x", "--length", "100000", "--parallel", "0.9"), "no room for a prompt in the 256"),
+        (("tiny-llada", "--prompt", "x", "--sliding"), "give a threshold too"),
+        (("tiny-dit", "-o", "x", "--sliding"), "--sliding has no effect"),
         (("tiny-dit", "-o", "x", "--parallel", "0.9"), "--parallel has no effect"),
         (("tiny-dit", "-o", "x", "--every", "early"), "--every has no effect"),
         (("tiny-llada", "--prompt", "half a \udce4 character"), "not valid Unicode"),

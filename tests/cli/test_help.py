@@ -60,6 +60,18 @@ def test_the_help_of_schedule_fits_one_screen(tenuto: Run, monkeypatch: pytest.M
     assert max(map(len, out.splitlines())) <= 100
 
 
+def test_who_forgets_an_option_is_shown_an_example(tenuto: Run) -> None:
+    status, _, err = tenuto("schedule", "tiny-llada", "--blocks", 4)
+    assert status == 2 and "--steps" in err and "tenuto schedule tiny-llada --steps 64 --blocks 4 --budget 0.5" in err
+
+
+def test_every_period_of_text_is_named_in_the_help() -> None:
+    for name in ("generate", "chat", "schedule"):
+        command: Any = typer.main.get_command(app_for([])).commands[name]  # type: ignore[attr-defined]
+        (every,) = [option for option in command.params if option.name == "every"]
+        assert every.metavar == "N|early|careful"
+
+
 def test_version(tenuto: Run) -> None:
     import tenuto as package
 

@@ -346,3 +346,6 @@ def test_llada2_is_refused_with_the_reason(tmp_path: Path) -> None:
     save_file({"model.word_embeddings.weight": torch.zeros(4, 4)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="mixture of experts"):
         tenuto.load(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"damaged")  # the reason is known before any tensor is read
+    with pytest.raises(CheckpointError, match="mixture of experts"):
+        tenuto.load(tmp_path)

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 import tenuto
 from tenuto.errors import ScheduleError, UsageError
-from tenuto.text import LanguageModel, every_for
+from tenuto.text import LanguageModel, Texts, every_for
 from tests.models.test_llada import TINY, make_network
 
 PROMPTS = ["two and three", "five"]
@@ -130,12 +130,34 @@ def test_what_makes_no_sense_is_refused(model):
         model.generate(PROMPTS, budget=0.5, speedup=2, **OPTIONS)
     with pytest.raises(UsageError, match="Prompts are a list"):
         model.generate("two", **OPTIONS)
+    with pytest.raises(UsageError, match="a list of texts, not None"):
+        model.generate(None, **OPTIONS)
+    for prompt in (3, None, ["two"], [{"role": "user"}]):
+        with pytest.raises(UsageError, match="A prompt is a text, or a list of messages"):
+            model.generate([prompt], **OPTIONS)
+    with pytest.raises(UsageError, match="sliding is True or False, not 'yes'"):
+        model.generate(PROMPTS, parallel=0.9, sliding="yes", **OPTIONS)
+    for option in ({"budget": 0.5}, {"speedup": 2}):
+        with pytest.raises(UsageError, match="with parallel decoding, give `every`"):
+            model.generate(PROMPTS, parallel=0.9, **option, **OPTIONS)
     with pytest.raises(UsageError, match="draws"):
         tenuto.text.load("tiny-dit")
     with pytest.raises(ScheduleError):
         model.generate(PROMPTS, schedule=tenuto.schedule("tiny-dit", steps=8), length=8)
     with pytest.raises(TypeError, match="heat"):
         model.generate(PROMPTS, heat=1.0)
+
+
+def test_an_answer_that_ends_before_a_block_is_computed_alone_reused_nothing():
+    texts = tenuto.text.load("small-llada").generate(
+        ["sort: 42 48 7 25 53 40 ->"], length=32, block_length=16, parallel=0.9
+    )
+    assert texts[0].strip() == "7 25 40 42 48 53" and texts.tokens > 3 * texts.steps
+    assert texts.summary().endswith("everything computed")
+
+
+def test_one_token_is_not_called_tokens():
+    assert Texts(["a"], 1, 0.5, 1, None).summary().startswith("1 token in 0.50 s (2.0 tokens/s), 1 evaluation, ")
 
 
 def test_the_shipped_model_answers():
@@ -158,7 +180,7 @@ def test_prompts_of_other_lengths_replay_the_same_graphs(directory):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"every": 3}, {"every": "early"}, {"budget": 0.25}, {"temperature": 0.7, "batch": 1}]
+    "options", [{}, {"every": 3}, {"every": "early"}, {"sliding": True}, {"temperature": 0.7, "batch": 1}]
 )
 def test_parallel_decoding_tells_what_each_evaluation_wrote(model, options):
     writing = model.stream(PROMPTS, parallel=0.15, stop_at_eos=False, **OPTIONS, **options)

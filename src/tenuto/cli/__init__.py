@@ -57,9 +57,7 @@ def _warned(command: Callable[[], Any]) -> Any:
 
 
 def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
-    from tenuto.cli.console import say
-
-    say(f"Warning: {message}")
+    _say(f"Warning: {message}")
 
 
 def _failed(error: BaseException) -> int:
@@ -83,6 +81,8 @@ def _failed(error: BaseException) -> int:
         return 1
     if hasattr(error, "show"):  # typer's own errors: their classes have moved between its versions
         error.show()
+        if example := getattr(getattr(getattr(error, "ctx", None), "command", None), "epilog", None):
+            _say(example)
         return 2
     raise error
 
@@ -97,6 +97,12 @@ def _tell(message: object) -> None:
     from tenuto.cli.console import failure
 
     failure(message)
+
+
+def _say(message: object) -> None:
+    from tenuto.cli.console import say
+
+    say(message)
 
 
 def _forgive_encodings() -> None:

@@ -32,14 +32,14 @@ EVERY_HELP = (
 
 @app.command(
     epilog="Example: tenuto chat tiny-llada --length 16"
-    ' · tenuto chat tiny-llada --prompt "close: ([{ ->" --length 8 --budget 0.25'
+    ' · tenuto chat small-llada --prompt "sort: 42 48 7 25 53 40 ->" --length 32 --block-length 16'
 )
 def chat(
     model: ModelName,
     prompt: Annotated[str | None, typer.Option(callback=real_text, help="Answer this and end.")] = None,
     parallel: Annotated[
         float | None,
-        typer.Option(help="Write all tokens of at least this probability at once. Default: 0.9, unless --steps."),
+        typer.Option(help="Write all tokens of at least this probability at once. Default: 0.9."),
     ] = None,
     factor: Annotated[
         float | None,
@@ -47,9 +47,18 @@ def chat(
     ] = None,
     every: Annotated[
         Any,
-        typer.Option(parser=period, metavar="N|early", help=EVERY_HELP),
+        typer.Option(parser=period, metavar="N|early|careful", help=EVERY_HELP),
     ] = None,
-    budget: Annotated[float | None, typer.Option(help="Instead of --every: share of unit-steps to compute.")] = None,
+    sliding: Annotated[
+        bool,
+        typer.Option(
+            "--sliding", help="Instead of a block, write the leftmost masks of the whole text, as many as a block has."
+        ),
+    ] = False,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Instead of --parallel, a fixed number of steps: share of unit-steps to compute."),
+    ] = None,
     speedup: Annotated[
         float | None, typer.Option(help="How many times as fast as full inference; instead of a budget.")
     ] = None,
@@ -78,7 +87,7 @@ def chat(
     from tenuto.text import load
 
     chosen, place = None if schedule is None else load_schedule(schedule), check_device(device)
-    fast = fastest(parallel, factor, every, budget, speedup, chosen, steps)
+    fast = fastest(parallel, factor, every, sliding, budget, speedup, chosen, steps)
     options = {"length": length, "temperature": temperature, "top_p": top_p, "seed": seed}
     if block_length is not None:
         options["block_length"] = block_length
@@ -105,25 +114,23 @@ def fastest(
     parallel: float | None,
     factor: float | None,
     every: Any,
+    sliding: bool,
     budget: float | None,
     speedup: float | None,
     schedule: "Schedule | None",
     steps: int | None,
 ) -> dict[str, Any]:
     """What /fast means: the options of `LanguageModel.stream` that make it fast."""
-    from tenuto.text import PARALLEL, every_for
+    from tenuto.text import PARALLEL
 
-    given: dict[str, Any] = {"budget": budget, "speedup": speedup, "schedule": schedule, "every": every}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    rule = {name: value for name, value in (("parallel", parallel), ("factor", factor)) if value is not None}
-    if not rule and steps is not None:
-        return {"steps": steps, **(chosen or {"budget": 0.5})}
-    if not rule and schedule is not None:
-        return chosen
-    if steps is not None:
-        chosen["steps"] = steps  # which is refused with a sentence
-    rule = rule or {"parallel": PARALLEL}
-    return {**rule, **(chosen or {"every": every_for(rule.get("parallel"))})}
+    fixed = {"budget": budget, "speedup": speedup, "schedule": schedule, "steps": steps}  # one token a step
+    in_parallel = {"parallel": parallel, "factor": factor, "every": every, "sliding": sliding or None}
+    given: dict[str, Any] = {name: one for name, one in {**fixed, **in_parallel}.items() if one is not None}
+    if parallel is None and factor is None and not given.keys() & fixed.keys():
+        given["parallel"] = PARALLEL
+    if given.keys() == {"steps"}:
+        given["budget"] = 0.5
+    return given
 
 
 def _typed() -> Iterator[str]:

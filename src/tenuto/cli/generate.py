@@ -32,7 +32,7 @@ NOT_ASKED = {
 
 @app.command(
     epilog='Example: tenuto generate tiny-dit --schedule schedule.json --class 9 --class "Bag" -o pictures'
-    ' · tenuto generate tiny-llada --prompt "Tom has 12 apples and buys 7 more. How many apples? Answer:" --length 16'
+    ' · tenuto generate tiny-llada --prompt "close: ([{ ->" --length 16 --parallel 0.9'
 )
 def generate(
     model: ModelName,
@@ -91,6 +91,14 @@ def generate(
             "0.95 on: at the first eight.",
         ),
     ] = None,
+    sliding: Annotated[
+        bool,
+        typer.Option(
+            "--sliding",
+            help="Text, with --parallel or --factor: write the leftmost masks of the whole text instead of a "
+            "block, as many as a block has.",
+        ),
+    ] = False,
     temperature: Annotated[float | None, typer.Option(help="Text: 0, the default, takes the likeliest token.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Text: wrap prompts in the model's chat template.")] = False,
     seed: Seed = 0,
@@ -121,6 +129,7 @@ def generate(
     from tenuto.models import is_pipeline, load
     from tenuto.sampling.masked import sampling_for
     from tenuto.sampling.pictures import Sampling, every_step
+    from tenuto.sampling.prompts import check_length
     from tenuto.scheduling.schedule import load_schedule
     from tenuto.text import every_for
 
@@ -136,6 +145,7 @@ def generate(
         "parallel": parallel,
         "factor": factor,
         "every": every,
+        "sliding": sliding or None,
         "temperature": temperature,
         "chat": chat or None,
     }
@@ -154,13 +164,14 @@ def generate(
     if family.asks_for == "prompt":
         _refuse("a language model", model, **drawing, quality=quality, evaluations=evaluations)
         length = LENGTH if length is None else length
+        check_length(loaded, length)
         in_parallel = parallel is not None or factor is not None
         if every is not None and (not in_parallel or chosen is not None):
             raise UsageError("--every goes with --parallel or --factor, and without --schedule.")
         if in_parallel and chosen is None:
             every = every_for(parallel) if every is None else every
             chosen = record.schedule = deciding.schedule(loaded, length, every=every, rows="block")
-        told = {"parallel": parallel, "factor": factor, "every": every}
+        told = {"parallel": parallel, "factor": factor, "every": every, "sliding": sliding or None}
         record.take(output, steps, length, **{name: value for name, value in told.items() if value is not None})
         sampling = sampling_for(
             loaded,
@@ -169,6 +180,7 @@ def generate(
             block_length=block_length or _block_length(length, chosen, in_parallel),
             parallel=parallel,
             factor=factor,
+            sliding=sliding,
             temperature=temperature or 0.0,
             guidance=guidance,
             seed=seed,

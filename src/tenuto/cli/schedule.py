@@ -41,8 +41,8 @@ def schedule(
         Any,
         typer.Option(
             parser=period,
-            metavar="N|early",
-            help="Refresh period in steps; text: or early.",
+            metavar="N|early|careful",
+            help="Refresh period in steps; text: or early, careful.",
             rich_help_panel=BY_HAND,
         ),
     ] = None,

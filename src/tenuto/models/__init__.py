@@ -24,6 +24,7 @@ from tenuto.models.checkpoint import (
     Checkpoint,
     ModuleTensors,
     check_shapes,
+    config_of,
     fingerprint_of,
     open_checkpoint,
 )
@@ -31,7 +32,7 @@ from tenuto.scheduling.schedule import Schedule
 from tenuto.scheduling.units import Unit
 
 OWN = ("llada", "dream", "dit")  # each is a module here; the laboratory offers more
-SHIPPED = ("tiny-llada", "tiny-dit", "tiny-uvit", "tiny-sdxl", "natural-dit")
+SHIPPED = ("tiny-llada", "small-llada", "tiny-dit", "tiny-uvit", "tiny-sdxl", "natural-dit")
 PACKAGE = Path(str(resources.files("tenuto")))
 HUB_FILES = ("{}config.json", "{}*.safetensors", "{}*.safetensors.index*.json")
 OWN_FIELDS = ("model_type", "labels", "guidance")  # in a config.json of ours, beside the network's own
@@ -197,8 +198,9 @@ def shipped(name: str) -> Path:
 def open_model(name: str) -> Stored:
     """Find a checkpoint, recognise its architecture, and check that every key and shape fits the architecture."""
     path = find(name)
+    named = _named(*config_of(path))
     checkpoint = open_checkpoint(path)
-    family = _family(checkpoint)
+    family = named or _recognised(checkpoint)
     try:
         config, labels = _config(checkpoint, family)
         check_size(config)
@@ -249,28 +251,33 @@ def load(name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.d
     return Model(stored.name, stored.architecture, stored.config, stored.labels, stored.units, network, stored)
 
 
-def _family(checkpoint: Checkpoint) -> Architecture:
-    if checkpoint.config is not None:
-        kind, class_name = checkpoint.config.get("model_type"), checkpoint.config.get("_class_name")
-        if isinstance(kind, str):
-            if kind.lower().startswith("llada2"):
-                raise CheckpointError(
-                    f"{checkpoint.path} is a LLaDA2: a mixture of experts with block-causal attention. "
-                    "Neither is implemented; LLaDA-8B, LLaDA-1.5 and Dream-7B are."
-                )
-            if kind.lower() not in architectures():  # published configs of Dream write "Dream"
-                raise CheckpointError(
-                    f"The config.json of {checkpoint.path} says model_type {kind!r}; known are "
-                    f"{', '.join(architectures())}."
-                )
-            return architecture(kind.lower())
-        for family in map(architecture, architectures()):
-            if class_name in family.class_names:
-                return family
-        raise CheckpointError(
-            f'The config.json of {checkpoint.path} has no "model_type"; it is one of: {", ".join(architectures())}'
-            + (f". (A diffusers {class_name} is none of them.)" if class_name else ".")
-        )
+def _named(path: Path, config: dict[str, Any] | None) -> Architecture | None:
+    """The architecture that a config.json names, before any tensor is read; None without a config.json."""
+    if config is None:
+        return None
+    kind, class_name = config.get("model_type"), config.get("_class_name")
+    if isinstance(kind, str):
+        if kind.lower().startswith("llada2"):
+            raise CheckpointError(
+                f"{path} is a LLaDA2: a mixture of experts with block-causal attention. "
+                "Neither is implemented; LLaDA-8B, LLaDA-1.5 and Dream-7B are."
+            )
+        if kind.lower() not in architectures():  # published configs of Dream write "Dream"
+            raise CheckpointError(
+                f"The config.json of {path} says model_type {kind!r}; known are {', '.join(architectures())}."
+            )
+        return architecture(kind.lower())
+    for family in map(architecture, architectures()):
+        if class_name in family.class_names:
+            return family
+    raise CheckpointError(
+        f'The config.json of {path} has no "model_type"; it is one of: {", ".join(architectures())}'
+        + (f". (A diffusers {class_name} is none of them.)" if class_name else ".")
+    )
+
+
+def _recognised(checkpoint: Checkpoint) -> Architecture:
+    """The architecture whose tensors a checkpoint without a config.json has."""
     for family in map(architecture, architectures()):
         if any(key in checkpoint.shapes for key in family.signatures):
             return family

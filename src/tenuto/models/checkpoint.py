@@ -70,20 +70,24 @@ class ModuleTensors:
         return self._state[key]
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def config_of(path: Path) -> tuple[Path, dict[str, Any] | None]:
+    """The checkpoint itself, which in a diffusers pipeline is its denoiser's, and its config.json if there is one."""
     if path.is_dir():
-        for denoiser in DENOISERS:  # of a diffusers pipeline, take only its denoiser
+        for denoiser in DENOISERS:
             if not (path / "config.json").exists() and (path / denoiser / "config.json").exists():
                 path = path / denoiser
-        config = read_json(path / "config.json", "model config") if (path / "config.json").exists() else None
-        files = _safetensors_in(path)
+        file = path / "config.json"
     elif path.exists():
         check_regular(path, "checkpoint")
-        beside = path.parent / "config.json"
-        config = read_json(beside, "model config") if beside.exists() else None
-        files = [path]
+        file = path.parent / "config.json"
     else:
         raise CheckpointError(f"There is no checkpoint at {path}.")
+    return path, read_json(file, "model config") if file.exists() else None
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    path, config = config_of(path)
+    files = _safetensors_in(path) if path.is_dir() else [path]
     readers: dict[str, Callable[[], Tensor]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:

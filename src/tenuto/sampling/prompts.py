@@ -1,6 +1,6 @@
 """Prompts as one batch of tokens, and what can be refused before anything is computed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,16 @@ def padded(prompts: Sequence[Sequence[int]], length: int, config: LanguageConfig
         tokens[row, start:width] = torch.tensor(prompt, dtype=torch.long)
         real[row, :start] = False
     return tokens, real
+
+
+def check_length(model: Model, length: int) -> None:
+    """Refuse so many tokens to write that no prompt would fit beside them."""
+    longest = model.config.max_sequence_length
+    if length >= longest:
+        raise UsageError(
+            f"{length} tokens to write leave no room for a prompt in the {longest} that {model.name} was made for: "
+            "take a smaller length."
+        )
 
 
 def check_context(config: LanguageConfig, prompts: Sequence[Sequence[int]], sampling: MaskedSampling) -> None:
@@ -166,4 +176,18 @@ def encoded(model: Model, prompts: Sequence[Any], chat: bool = False) -> list[li
         raise UsageError(f"{model.name} draws, it does not write: generate pictures with it.")
     if isinstance(prompts, str):
         raise UsageError(f"Prompts are a list: give [{prompts!r}].")
+    if not isinstance(prompts, Sequence):
+        raise UsageError(f"Prompts are a list of texts, not {prompts!r}.")
+    for prompt in prompts:
+        if not isinstance(prompt, str) and not _is_conversation(prompt):
+            raise UsageError(
+                f"A prompt is a text, or a list of messages such as {{'role': 'user', 'content': …}}, not {prompt!r}."
+            )
     return [model.tokenizer.encode(prompt, chat) for prompt in prompts]
+
+
+def _is_conversation(prompt: Any) -> bool:
+    return isinstance(prompt, Sequence) and all(
+        isinstance(one, Mapping) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
+        for one in prompt
+    )

@@ -27,9 +27,8 @@ class MaskedSampling:
     # Parallel decoding: an evaluation writes every token of the block that is confident enough, and at least one.
     parallel: float | None = None  # the probability from which a token is confident enough
     factor: float | None = None  # instead: write the n surest tokens as long as the n-th has p ≥ 1 − factor / (n + 1)
-    sliding: bool = (
-        False  # with either: instead of a block, the leftmost masks of the whole text, as many as a block has
-    )
+    # With either: instead of a block, the leftmost masks of the whole text, as many as a block has.
+    sliding: bool = False
 
     def __post_init__(self) -> None:
         for name in ("steps", "length", "block_length"):
@@ -57,6 +56,9 @@ class MaskedSampling:
             raise UsageError(f"Guidance lies between 0 and {HIGHEST:,}, not at {self.guidance}.")
         if self.remasking not in get_args(Remasking):
             raise UsageError(f"Remasking is one of {', '.join(get_args(Remasking))}, not {self.remasking!r}.")
+        for name in ("stop_at_eos", "sliding"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name} is True or False, not {getattr(self, name)!r}.")
         self._check_parallel()
 
     def _check_parallel(self) -> None:

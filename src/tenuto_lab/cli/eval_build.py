@@ -25,10 +25,12 @@ def build(
     from tenuto.cli.console import counted, tell
     from tenuto.files import check_writable, write_text
     from tenuto_lab.full_size.published_tasks import TASKS, built
+    from tenuto_lab.full_size.tasks import PROTOCOL
 
     check_writable(output, reads=[source])
     questions = built(name, source, limit)
-    write_text(output, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in questions))
     task = TASKS[name]
-    tell(f"{counted(len(questions), 'question')} in {output}. From {task.source}.")
-    tell(f"Protocol: {task.protocol}; answers of {task.length} tokens (--length {task.length}).")
+    lines = [{PROTOCOL: task.told}, *questions]
+    write_text(output, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in lines))
+    tell(f"{counted(len(questions), 'question')} in {output}.")
+    tell(f"Protocol: {task.told} (--length {task.length}).")

@@ -39,16 +39,23 @@ def lm(
     parallel: Annotated[
         float | None, typer.Option(help="Parallel decoding: write all tokens of a block that are so probable at once.")
     ] = None,
+    factor: Annotated[float | None, typer.Option(help="Instead of --parallel: the factor rule.")] = None,
     every: Annotated[
         Any,
         typer.Option(
             parser=period,
             metavar="N|early|careful",
-            help="With --parallel: compute all positions at every N-th evaluation, else a block. early, the default: "
-            "at the first four, then ever more rarely. careful, the default of thresholds from 0.95 on: at the first "
-            "eight. 1: always.",
+            help="With --parallel or --factor: compute all positions at every N-th evaluation, else a block. "
+            "early, the default: at the first four, then ever more rarely. careful, the default of thresholds from "
+            "0.95 on: at the first eight. 1: always.",
         ),
     ] = None,
+    sliding: Annotated[
+        bool,
+        typer.Option(
+            "--sliding", help="With --parallel or --factor: instead of a block, the leftmost masks of the whole text."
+        ),
+    ] = False,
     chat: Annotated[bool, typer.Option("--chat", help="Wrap prompts in the model's chat template.")] = False,
     draws: Annotated[int, typer.Option(min=1, max=MOST, help="Random draws for the estimate of a likelihood.")] = 128,
     seed: Seed = 0,
@@ -92,7 +99,14 @@ def lm(
     chosen = load_schedule(schedule) if schedule else None
     loaded = load(model, device=place, dtype=getattr(torch, dtype) if dtype else None)
     how: dict[str, Any] = {"length": length, "steps": steps, "block_length": block_length, "chat": chat}
-    how |= {"mode": mode, "compiled": compiled, "parallel": parallel, "every": every}
+    how |= {
+        "sliding": sliding,
+        "mode": mode,
+        "compiled": compiled,
+        "parallel": parallel,
+        "factor": factor,
+        "every": every,
+    }
     if names:
         from tenuto_lab.full_size.harness import TenutoLM
 
@@ -114,15 +128,18 @@ def lm(
 def _tell(results: dict[str, Any], protocol: str) -> None:
     """The figures, and beside them the protocol: figures of different protocols cannot be compared."""
     from tenuto.cli.console import counted, tell
-    from tenuto_lab.full_size.published_tasks import TASKS
+    from tenuto_lab.full_size.jobs import SETTINGS
 
     for task, figures in results["tasks"].items():
-        (value, low, high), count = figures["score"], figures["questions"]
+        count = figures["questions"]
         tokens = "" if figures["answer_tokens"] is None else f", {figures['answer_tokens']:.1f} tokens an answer"
+        if figures["score"] is None:
+            tell(f"{task}: {counted(count, 'text')}{tokens}; judge them with `tenuto lab eval mauve`")
+            continue
+        value, low, high = figures["score"]
         tell(f"{task}: {value:.3f}{interval(low, high, count)}, {counted(count, 'question')}{tokens}")
-    for name in dict.fromkeys(one["task"] for one in results["questions"]):
-        if name in TASKS:  # built by `eval build`
-            tell(f"Protocol of {name}: {TASKS[name].protocol}.")
+    for name, told in results.get(SETTINGS, {}).get("protocols", {}).items():
+        tell(f"Protocol of {name}: {told}.")
     tell(f"Answers: {protocol}.")
     cut = sum(bool(one.get("prompt_cut")) for one in results["questions"])
     if cut:

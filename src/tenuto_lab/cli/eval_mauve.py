@@ -22,7 +22,7 @@ def mauve(
 ) -> None:
     """MAUVE of a run's continuations against those of people, with the features of a language model."""
     from tenuto.cli.app import check_device
-    from tenuto.cli.console import print_json, tell
+    from tenuto.cli.console import counted, print_json, say, tell
     from tenuto.cli.extras import needs
     from tenuto_lab.full_size.text_features import mauve_of_run
 
@@ -33,6 +33,8 @@ def mauve(
         print_json(found)
         return
     tell(f"MAUVE {found['mauve']:.3f}: {found['texts']} texts")
+    if found["empty"]:
+        say(f"Warning: {counted(found['empty'], 'answer')} without any text; of these only the prompts are compared.")
     tell(
         f"Protocol: prompt and continuation, at most {found['longest']} tokens; features of {found['features']} at the "
         f"last token; k-means with a tenth as many clusters as texts, scale 5, seed {found['seed']}."

@@ -41,6 +41,8 @@ COLUMNS: tuple[tuple[str, str, Callable[[MeanPoint], str]], ...] = (  # title, t
     ("needle", "needle", lambda row: f"{row['needle']:.1%}"),
     ("arithmetic", "arithmetic", lambda row: f"{row['arithmetic']:.1%}"),
 )
+PROBLEMS = ("needle", "arithmetic")  # columns that count right answers
+TELLING = (0.6, 0.95)  # how often full inference is right on a task that can tell ways apart
 COMPARED = ("a", "b", "difference", "interval", "p")
 MEASURES = {"psnr": (2, " dB"), "nll": (3, " nats")}  # digits and unit
 
@@ -50,7 +52,8 @@ def frontier_tables(record: Record) -> str:
     parts: list[str] = []
     for case, made in record.get("cases", {}).items():
         if points := _points(record, case):
-            parts += [f"## {_title(points)}\n", _origin(record, case), *_agreement(made, points), *_ways(points), ""]
+            said = [_origin(record, case), *_agreement(made, points), *_untelling(points)]
+            parts += [f"## {_title(points)}\n", *said, *_ways(points), ""]
             parts += _comparisons([one for one in record.get("comparisons", ()) if one["case"] == case])
     return "\n".join(["# Quality against work and time\n", NOTATION, *parts]) if parts else ""
 
@@ -61,7 +64,7 @@ def page_tables(record: Record) -> list[Table]:
     for case, made in record.get("cases", {}).items():
         if points := _points(record, case):
             titles, rows = _way_cells(points)
-            said = [_origin(record, case), *_agreement(made, points)]
+            said = [_origin(record, case), *_agreement(made, points), *_untelling(points)]
             tables.append(Table(_title(points), titles, rows, " ".join(said).replace("`", "").strip()))
             if found := [one for one in record.get("comparisons", ()) if one["case"] == case]:
                 title = f"{_title(points)}, compared"
@@ -125,6 +128,20 @@ def _agreement(made: Mapping[str, Any], points: Sequence[MeanPoint]) -> list[str
         f"How far outputs agree: {agree}{'' if known else '; too little to call any of them converged'}.\n",
         *silent,
     ]
+
+
+def _untelling(points: Sequence[MeanPoint]) -> list[str]:
+    """A sentence on problems that full inference nearly always, or rarely, gets right."""
+    full = next((point for point in points if point["kind"] == "full"), {})
+    found = [
+        f"{full.get('task', name) if name == 'arithmetic' else name} {full[name]:.1%}"
+        for name in PROBLEMS
+        if name in full and not TELLING[0] <= full[name] <= TELLING[1]
+    ]
+    if not found:
+        return []
+    low, high = TELLING
+    return [f"Cannot tell ways apart: {', '.join(found)} right in full inference, not {low:.0%} to {high:.0%}.\n"]
 
 
 def _ways(points: Sequence[MeanPoint]) -> list[str]:

@@ -9,9 +9,11 @@ from tenuto.errors import UsageError
 from tenuto.models import Model
 from tenuto.runtime.executor import Mode, executor_for
 from tenuto.sampling.masked import block_length_for, generate_tokens, sampling_for
+from tenuto.sampling.prompts import check_length
 from tenuto.scheduling.rewrite import FIRST, Every
 from tenuto.scheduling.schedule import Schedule
 from tenuto.text import BLOCK, every_for
+from tenuto_lab.full_size.answer_metrics import cut
 
 LENGTH = 256  # tokens of an answer, as in LLaDA's evaluation
 
@@ -35,26 +37,31 @@ class Writer:
         steps: int | None = None,
         block_length: int | None = None,
         parallel: float | None = None,
+        factor: float | None = None,
         every: Every | None = None,
+        sliding: bool = False,
         chat: bool = False,
         batch: int = 16,
         mode: Mode = "auto",
         compiled: bool = False,
     ) -> None:
         """steps         by default the schedule's number; without a schedule, one per token
-        parallel      the threshold of parallel decoding
-        every         with `parallel`: everything is computed every so many evaluations, else a block with a KV cache.
-                      By default as everywhere
-        block_length  by default the schedule's number of blocks; with `parallel` 32 tokens if that divides the length;
-                      otherwise one block
+        parallel      the threshold of parallel decoding; or `factor`, its factor
+        every         with these: everything is computed every so many evaluations, else a block with a KV cache. By
+                      default as everywhere
+        sliding       with these: the leftmost masks of the whole text instead of a block
+        block_length  by default the schedule's number of blocks; with parallel decoding 32 tokens if that divides the
+                      length; otherwise one block
         chat          wrap each prompt as a user's message, with the model's own template
         """
         if model.architecture.asks_for != "prompt":
             raise UsageError(f"{model.name} draws; its pictures are evaluated by: tenuto lab eval samples {model.name}")
-        if every is not None and (parallel is None or schedule is not None):
+        check_length(model, length)
+        in_parallel = parallel is not None or factor is not None
+        if every is not None and (not in_parallel or schedule is not None):
             raise UsageError("`every` goes with parallel decoding and without a schedule.")
         self.every = every
-        if parallel is not None and schedule is None:
+        if in_parallel and schedule is None:
             if block_length is None and length % BLOCK == 0:
                 block_length = BLOCK
             self.every = every_for(parallel) if every is None else every
@@ -68,16 +75,13 @@ class Writer:
             length=length,
             block_length=block_length or block_length_for(length, schedule),
             parallel=parallel,
+            factor=factor,
+            sliding=sliding,
             guidance=model.architecture.guidance,
         )
         self.how: dict[str, Any] = {"mode": mode, "compiled": compiled}
         if schedule is not None and schedule.steps != self.sampling.steps:
             raise UsageError(f"The schedule is for {schedule.steps} steps, not for {self.sampling.steps}.")
-        if length >= model.config.max_sequence_length:
-            raise UsageError(
-                f"{length} tokens leave no room for a prompt in the {model.config.max_sequence_length} that "
-                f"{model.name} was made for; say --length."
-            )
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -89,7 +93,11 @@ class Writer:
         """How answers are written, for the line beside their number."""
         sampling = self.sampling
         blocks = f"in blocks of {sampling.block_length}" if sampling.blocks > 1 else "in one block"
-        if sampling.in_parallel:
+        if sampling.sliding:
+            blocks = f"in a sliding window of {sampling.block_length}"
+        if sampling.factor is not None:
+            rate = f"the factor rule with a factor of {sampling.factor:g}"
+        elif sampling.parallel is not None:
             rate = f"every token of a probability of at least {sampling.parallel:g}"
         else:
             rate = f"{sampling.steps} steps"
@@ -117,9 +125,8 @@ class Writer:
             for row, stop, one in zip(rows.tolist(), stops, given, strict=True)
         ]
 
-    def _written(self, row: list[int], until: Sequence[str], cut: bool) -> Answer:
+    def _written(self, row: list[int], until: Sequence[str], prompt_cut: bool) -> Answer:
         end = self.model.config.eos_token_id
         answer = row[: row.index(end)] if end in row else row
         text = self.model.tokenizer.decode(answer)
-        places = [text.index(stop) for stop in until if stop and stop in text]
-        return Answer(text[: min(places)] if places else text, len(answer), cut)
+        return Answer(cut(text, until), len(answer), prompt_cut)

@@ -9,10 +9,11 @@ from typing import Any
 from tenuto.errors import TenutoError, UsageError
 from tenuto.files import read_json
 from tenuto_lab.judging.statistics import Interval, mean_interval, paired_test
-from tenuto_lab.result_files import check_result, fields, listed, number, text
+from tenuto_lab.result_files import check_result, fields, listed, number, optional, text
 
 QUESTIONS = listed(
-    fields({"id": text, "task": text, "metric": text, "prompt_sha256": text, "score": number()}, others=True), least=1
+    fields({"id": text, "task": text, "metric": text, "prompt_sha256": text, "score": optional(number())}, others=True),
+    least=1,
 )
 
 
@@ -42,7 +43,10 @@ def compare(first: Path, second: Path) -> list[Difference]:
             raise UsageError(f"{first} and {second} were asked {name} in different words.")
     groups: dict[str, list[str]] = {}
     for name, asked in one.items():
-        groups.setdefault(f"{asked['task']}, {asked['metric']}", []).append(name)
+        if None not in (asked["score"], other[name]["score"]):
+            groups.setdefault(f"{asked['task']}, {asked['metric']}", []).append(name)
+    if not groups:
+        raise UsageError(f"{first} and {second} hold texts without scores: compare their `tenuto lab eval mauve`.")
     return [
         difference(task, [one[name]["score"] for name in names], [other[name]["score"] for name in names])
         for task, names in groups.items()

@@ -23,6 +23,7 @@ ASKED = "What is the best thing to do in San Francisco? Answer with what the tex
 KEY = "eat a sandwich and sit in Dolores Park"
 LETTERS = 4.2  # of English, a token
 PROMPT_WORDS, LEAST_WORDS, MOST_WORDS = 32, 64, 128  # of a paragraph: shown, at least, and at most
+MBPP_TEST = range(11, 511)  # task_ids of the test split
 DEPTHS = 10  # places at which the needle is hidden
 
 
@@ -35,6 +36,11 @@ class PublishedTask:
     protocol: str
     length: int  # tokens of an answer
     questions: Callable[[Path], Iterator[Record]]
+
+    @property
+    def told(self) -> str:
+        """The protocol in full, which goes into the task file."""
+        return f"{self.name} ({self.source}): {self.protocol}; meant for answers of {self.length} tokens"
 
 
 def records(path: Path) -> Iterator[Record]:
@@ -72,8 +78,7 @@ def gsm8k(path: Path) -> Iterator[Record]:
 def math_500(path: Path) -> Iterator[Record]:
     for i, one in enumerate(records(path)):
         prompt = f"{field(one, 'problem')}\n{BOXED}"
-        answers = [f"\\boxed{{{field(one, 'answer')}}}"]
-        yield {"id": one.get("unique_id", i), "prompt": prompt, "answer": answers, "metric": "contains"}
+        yield {"id": one.get("unique_id", i), "prompt": prompt, "answer": field(one, "answer"), "metric": "boxed"}
 
 
 def human_eval(path: Path) -> Iterator[Record]:
@@ -85,7 +90,7 @@ def human_eval(path: Path) -> Iterator[Record]:
             "code": field(one, "prompt"),
             "answer": test,
             "metric": "pass@1",
-            "until": ["\nclass ", "\ndef ", "\n#", "\nif ", "\nprint("],
+            "until": ["\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "```"],
         }
 
 
@@ -94,10 +99,14 @@ def mbpp(path: Path) -> Iterator[Record]:
         tests = one.get("test_list") if isinstance(one, dict) else None
         if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
             raise TenutoError("A record has no test_list; is this the published file?")
+        if not isinstance(one.get("task_id"), int):
+            raise TenutoError("A record has no task_id, which says whether it belongs to the test split.")
+        if one["task_id"] not in MBPP_TEST:
+            continue
         said = "\n".join(tests)
         prompt = f"{field(one, 'text', 'prompt')}\nYour code should pass these tests:\n{said}\n```python\n"
         answer = "\n".join([str(one.get("test_setup_code", "")), said]).strip()
-        yield {"id": one.get("task_id"), "prompt": prompt, "answer": answer, "metric": "pass@1", "until": ["```"]}
+        yield {"id": one["task_id"], "prompt": prompt, "answer": answer, "metric": "pass@1", "until": ["```"]}
 
 
 def cnn_dailymail(path: Path) -> Iterator[Record]:
@@ -137,7 +146,7 @@ def wikitext(path: Path) -> Iterator[Record]:
         if len(words) < LEAST_WORDS or words[0] == "=":  # a heading, or a short paragraph
             continue
         shown, rest = " ".join(words[:PROMPT_WORDS]), " ".join(words[PROMPT_WORDS:MOST_WORDS])
-        yield {"id": i, "prompt": shown, "answer": f" {rest}", "metric": "rouge-l"}
+        yield {"id": i, "prompt": shown, "answer": f" {rest}", "metric": "mauve"}
 
 
 TASKS = {
@@ -153,21 +162,21 @@ TASKS = {
         PublishedTask(
             "math-500",
             "HuggingFaceH4/MATH-500: test.jsonl",
-            "zero-shot; right if the expected answer stands in \\boxed{}, letter for letter",
+            "zero-shot; right if the last \\boxed{} holds the expected answer, by MATH's rules of equivalence",
             512,
             math_500,
         ),
         PublishedTask(
             "humaneval",
             "openai/human-eval: data/HumanEval.jsonl.gz",
-            "zero-shot, the function is continued; pass@1 of one greedy answer, which is run only when allowed",
+            "zero-shot, the function is continued, in a fence or not; pass@1 of one greedy answer",
             512,
             human_eval,
         ),
         PublishedTask(
             "mbpp",
-            "google-research/mbpp: mbpp.jsonl (the test split is task_id 11 to 510)",
-            "zero-shot, the tests are shown; pass@1 of one greedy answer, which is run only when allowed",
+            "google-research/mbpp: mbpp.jsonl",
+            "the test split (task_id 11 to 510), zero-shot, the tests are shown; pass@1 of one greedy answer",
             512,
             mbpp,
         ),
@@ -195,8 +204,8 @@ TASKS = {
         PublishedTask(
             "wikitext",
             "Salesforce/wikitext: wiki.test.raw, as plain text",
-            f"paragraphs of at least {LEAST_WORDS} words are continued after {PROMPT_WORDS}, without a chat template; "
-            "judged by `tenuto lab eval mauve`",
+            f"paragraphs of at least {LEAST_WORDS} words are continued after {PROMPT_WORDS}; judged by "
+            "`tenuto lab eval mauve`",
             128,
             wikitext,
         ),

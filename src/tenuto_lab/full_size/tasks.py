@@ -1,8 +1,9 @@
 """Language tasks: our own from JSONL files, without any network, or the harness's by name; a result for each question.
 
 A line of a task file is an object with `prompt` and `answer` (one or a list). Optional fields are `metric` (exact,
-contains, numeric, rouge-l or pass@1; default exact), `id`, and `until` (strings that end an answer). For pass@1, the
-optional field `code` goes before the output, and `answer` is the code that tests the output.
+contains, numeric, boxed, rouge-l, pass@1 or mauve; default exact), `id`, and `until` (strings that end an answer). For
+pass@1, the optional field `code` goes before the output, and `answer` is the code that tests the output. The first line
+may be an object with the `protocol` alone: how the task is asked and judged, which is printed beside the number.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from tenuto.errors import TenutoError, UsageError
 from tenuto.files import parse_json, read_text, write_json
 from tenuto.provenance import provenance
 from tenuto.scheduling.schedule import identity
-from tenuto_lab.full_size.answer_metrics import GRADED, METRICS, RUNS_CODE, check_metric, passes
+from tenuto_lab.full_size.answer_metrics import GRADED, METRICS, RUNS_CODE, UNSCORED, check_metric, passes
 from tenuto_lab.full_size.answers import Answer, Writer
 from tenuto_lab.full_size.jobs import SETTINGS, Job, StoredPart, Worker
 from tenuto_lab.full_size.paired_runs import QUESTIONS
@@ -26,6 +27,7 @@ from tenuto_lab.full_size.sandbox import isolation
 from tenuto_lab.judging.statistics import mean_interval, share_interval
 from tenuto_lab.result_files import by_name, fields, in_order, number, optional, read_result, whole
 
+PROTOCOL = "protocol"
 FIELDS = {"id", "prompt", "answer", "metric", "until", "code"}
 
 
@@ -49,7 +51,7 @@ class TaskResult:
     metric: str
     prompt_sha256: str
     output: str
-    score: float
+    score: float | None  # None if the metric compares all texts of a run at once
     correct: bool | None  # None if the metric is graded
     tokens: int | None  # of the answer, without the prompt
     prompt_cut: bool = False  # whether the prompt was too long, so that its beginning was left out
@@ -57,14 +59,31 @@ class TaskResult:
 
 def read_tasks(path: Path, limit: int | None = None) -> list[Question]:
     """The questions of a JSONL file. The file's name is the name of the task."""
-    lines = read_text(path, "tasks").split("\n")  # not splitlines: JSON allows other line breaks within a string
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()][:limit]
+    numbered = _lines(path)[1][:limit]
     questions = [_question(line, f"{path}, line {number}", path.stem, number) for number, line in numbered]
     if not questions:
         raise TenutoError(f"{path} holds no questions: one object a line is expected.")
     if twice := [name for name, count in Counter(question.id for question in questions).items() if count > 1]:
         raise TenutoError(f"{path} has the id {twice[0]!r} twice.")
     return questions
+
+
+def protocol_of(path: Path) -> str | None:
+    """How the task of a file is asked and judged, if the file says so."""
+    return _lines(path)[0]
+
+
+def _lines(path: Path) -> tuple[str | None, list[tuple[int, str]]]:
+    """The protocol, and the lines of the questions with their numbers."""
+    lines = read_text(path, "tasks").split("\n")  # not splitlines: JSON allows other line breaks within a string
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    try:
+        first = parse_json(numbered[0][1]) if numbered else None
+    except ValueError:  # which is told with its place when the question is read
+        first = None
+    if isinstance(first, dict) and first.keys() == {PROTOCOL}:
+        return str(first[PROTOCOL]), numbered[1:]
+    return None, numbered
 
 
 def _question(line: str, where: str, task: str, number: int) -> Question:
@@ -94,11 +113,11 @@ def _strings(record: Mapping[str, Any], field: str, where: str) -> tuple[str, ..
 
 
 def judged(question: Question, written: Answer) -> TaskResult:
-    score = (
-        passes(written.text, question.answers, question.code)
-        if question.metric == RUNS_CODE
-        else METRICS[question.metric](written.text, question.answers)
-    )
+    score: float | None = None
+    if question.metric == RUNS_CODE:
+        score = passes(written.text, question.answers, question.code, question.until)
+    elif question.metric != UNSCORED:
+        score = METRICS[question.metric](written.text, question.answers)
     return TaskResult(
         question.id,
         question.task,
@@ -106,7 +125,7 @@ def judged(question: Question, written: Answer) -> TaskResult:
         hashlib.sha256(question.prompt.encode()).hexdigest(),
         written.text,
         score,
-        None if question.metric in GRADED else score == 1.0,
+        None if score is None or question.metric in GRADED else score == 1.0,
         written.tokens,
         written.prompt_cut,
     )
@@ -128,12 +147,16 @@ def run_files(
     if not allow_code and any(question.metric == RUNS_CODE for question in questions):
         raise UsageError("pass@1 runs what the model writes; allow that with --allow-code-execution.")
     contents = hashlib.sha256(repr(questions).encode()).hexdigest()
+    protocols = {path.stem: one for path in files if (one := protocol_of(path)) is not None}
     settings = settings_of(writer, tasks=[path.stem for path in files], limit=limit, questions=f"sha256:{contents}")
+    settings["protocols"] = protocols
     job = Job(output, output.with_name(f"{output.name}.parts"), settings, len(questions), writer.batch)
 
     def answer(part: range) -> bytes:
         asked = [questions[i] for i in part]
-        written = writer.answers([one.prompt for one in asked], [one.until for one in asked])
+        # An answer of code may stand in a fence, behind a string that otherwise ends it: `program` cuts it.
+        until = [() if one.metric == RUNS_CODE else one.until for one in asked]
+        written = writer.answers([one.prompt for one in asked], until)
         results = [asdict(judged(one, its)) for one, its in zip(asked, written, strict=True)]
         return json.dumps(results).encode()
 
@@ -155,7 +178,7 @@ def read_results(path: Path) -> dict[str, Any]:
 
 FIGURES = {
     "questions": whole(),
-    "score": in_order(number(), number(), number()),
+    "score": optional(in_order(number(), number(), number())),
     "answer_tokens": optional(number()),
 }
 RESULTS_FILE = fields({"tasks": by_name(fields(FIGURES)), "questions": QUESTIONS}, others=True)
@@ -191,6 +214,8 @@ def run_named(
         tokens = {prompt: count for part in counts for prompt, count in part.items()}
         results = [one for name, samples in found["samples"].items() for one in _results(name, samples, tokens)]
         told = json.loads(json.dumps(found["results"], default=str), parse_constant=str)
+        shots = {name: f"lm-eval's, {count} examples before each question" for name, count in found["n-shot"].items()}
+        settings["protocols"] = {name: shots[name] for name in found["samples"] if name in shots}
         origin = provenance(writer.model.device, processes=lm.world_size)
         write_json(output, {**record(settings, results, origin), "harness": told})
     lm.barrier()
@@ -243,6 +268,6 @@ def record(settings: Mapping[str, Any], results: Sequence[TaskResult], origin: M
 def _figures(group: Sequence[TaskResult]) -> dict[str, Any]:
     counted = [one.tokens for one in group if one.tokens is not None]
     mean = sum(counted) / len(counted) if counted else None
-    scores = [one.score for one in group]
-    score = share_interval(scores) if set(scores) <= {0.0, 1.0} else mean_interval(scores)
+    scores = [one.score for one in group if one.score is not None]
+    score = None if not scores else share_interval(scores) if set(scores) <= {0.0, 1.0} else mean_interval(scores)
     return {"questions": len(group), "score": score, "answer_tokens": mean}

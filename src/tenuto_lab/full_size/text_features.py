@@ -62,7 +62,17 @@ def mauve_of_run(results: Path, tasks: Path, directory: Path, device: str, seed:
         raise UsageError(f"{results} does not hold answers to the questions of {tasks}.")
     if len(written) < FEWEST:
         raise UsageError(f"MAUVE compares two crowds of texts: {len(written)} are too few, {FEWEST} the least.")
+    empty = sum(not output.strip() for output in written.values())
+    if empty == len(written):
+        raise UsageError(f"No answer in {results} has any text: MAUVE would compare prompts with themselves.")
     ours = [f"{questions[name].prompt}{output}" for name, output in written.items()]
     real = [f"{questions[name].prompt}{questions[name].answers[0]}" for name in written]
     value = mauve(text_features(ours, directory, device), text_features(real, directory, device), seed=seed)
-    return {"mauve": value, "texts": len(written), "features": directory.name, "longest": LONGEST, "seed": seed}
+    return {
+        "mauve": value,
+        "texts": len(written),
+        "empty": empty,
+        "features": directory.name,
+        "longest": LONGEST,
+        "seed": seed,
+    }

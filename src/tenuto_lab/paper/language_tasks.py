@@ -17,11 +17,15 @@ PAPER = {
 ORDERS = {"spectral": OURS, "depth": "depth", "random": "random"}
 NEEDLE, GSM8K, LONGEST = 0, 1, 3
 # Tasks for the full-size model only: column of PAPER, and the command to type.
+# The files are made by `tenuto lab eval build` (docs/evaluation.md).
 FULL_SIZE = {
-    "CNN/DailyMail, ROUGE-L": (2, "tenuto lab eval lm DIR --tasks-file cnn_dailymail.jsonl"),
-    "MATH-500": (4, "tenuto lab eval lm DIR --tasks minerva_math500"),
-    "HumanEval, pass@1": (5, "tenuto lab eval lm DIR --tasks humaneval"),
-    "continuation, MAUVE": (6, "tenuto lab eval lm DIR --tasks-file wikitext.jsonl"),
+    "CNN/DailyMail, ROUGE-L": (2, "tenuto lab eval lm DIR --tasks-file cnn-dailymail.jsonl --length 128 -o run.json"),
+    "MATH-500": (4, "tenuto lab eval lm DIR --tasks-file math-500.jsonl --length 512 -o run.json"),
+    "HumanEval, pass@1": (
+        5,
+        "tenuto lab eval lm DIR --tasks-file humaneval.jsonl --length 512 --allow-code-execution -o run.json",
+    ),
+    "continuation, MAUVE": (6, "tenuto lab eval lm DIR --tasks-file wikitext.jsonl --length 128 -o run.json"),
 }
 
 

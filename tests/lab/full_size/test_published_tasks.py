@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import tenuto
 from tenuto.errors import TenutoError, UsageError
 from tenuto_lab.cli import app
+from tenuto_lab.full_size.answer_metrics import METRICS, passes
+from tenuto_lab.full_size.paired_runs import compare
 from tenuto_lab.full_size.published_tasks import KEY, NEEDLE, TASKS, built
-from tenuto_lab.full_size.tasks import judged, read_tasks
+from tenuto_lab.full_size.tasks import judged, protocol_of, read_tasks
 from tenuto_lab.full_size.text_features import mauve_of_run, text_features
+from tenuto_lab.paper.language_tasks import FULL_SIZE
 
 MINIATURES: dict[str, list[dict[str, Any]]] = {
     "gsm8k": [{"question": "What is 2 and 3?", "answer": "It is <<2+3=5>>5.\n#### 5"}],
@@ -70,12 +75,117 @@ def test_a_miniature_is_built_asked_and_judged(name: str, tmp_path: Path) -> Non
     questions = built(name, source(name, tmp_path))
     path.write_text("".join(json.dumps(one) + "\n" for one in questions), encoding="utf-8")
     asked = read_tasks(path)
-    assert len(asked) == len(questions) and TASKS[name].protocol and TASKS[name].length
-    if name in ("cnn-dailymail", "wikitext"):
+    assert len(asked) == len(questions) and name in TASKS[name].told and str(TASKS[name].length) in TASKS[name].told
+    if name == "cnn-dailymail":
         pytest.importorskip("rouge_score")
     key = "needle" if name.startswith("needle") else name
+    if name == "wikitext":  # whose texts are judged together
+        assert judged(asked[0], Answer(RIGHT[key], 1, False)).score is None
+        return
     assert judged(asked[0], Answer(RIGHT[key], 1, False)).score == 1.0
     assert judged(asked[0], Answer(WRONG[key], 1, False)).score < 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "output"),
+    [
+        ("humaneval", "```python\ndef add(a, b):\n    return a + b\n```\nIt adds."),
+        ("humaneval", "Here is the function:\n\n```python\ndef add(a, b):\n    return a + b"),  # cut at its length
+        ("humaneval", "    return a + b\n```\nIt adds."),
+        ("humaneval", "    return a + b\n\ndef other(a):\n    return"),
+        ("humaneval", "def add(a, b):\n    return a + b\n"),
+        ("mbpp", "```python\ndef add(a, b):\n    return a + b\n```"),
+        ("mbpp", "def add(a, b):\n    return a + b\n```\nFor example:\n```python\nadd(1)\n```"),
+        ("mbpp", "Here:\n```\ndef add(a, b):\n    return a + b\n```"),
+    ],
+)
+def test_a_right_program_passes_in_a_fence_or_without(name: str, output: str, tmp_path: Path) -> None:
+    path = tmp_path / "task.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in built(name, source(name, tmp_path))), encoding="utf-8")
+    (question,) = read_tasks(path)
+    assert passes(output, question.answers, question.code, question.until) == 1.0
+    assert passes(output.replace("a + b", "a - b"), question.answers, question.code, question.until) == 0.0
+
+
+def test_an_answer_in_a_fence_reaches_the_judge_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tenuto_lab.full_size.answers import Writer
+    from tenuto_lab.full_size.tasks import run_files
+
+    path = tmp_path / "humaneval.jsonl"
+    lines = [json.dumps(one) for one in built("humaneval", source("humaneval", tmp_path))]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    writer = Writer(tenuto.load("tiny-llada"), length=8)
+    fenced = "```python\ndef add(a, b):\n    return a + b\n```"
+    monkeypatch.setattr(writer.model.tokenizer, "decode", lambda row: fenced)
+    found = run_files(writer, [path], tmp_path / "run.json", allow_code=True)
+    assert found is not None and found["questions"][0]["correct"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "output", "score"),
+    [
+        ("2", "so \\boxed{2.0}", 1),
+        ("2", "\\boxed{ 2 }.", 1),
+        ("2", "$\\boxed{\\text{2}}$", 1),
+        ("2", "first \\boxed{3}, then \\boxed{2}", 1),
+        ("2", "\\boxed{20}", 0),
+        ("2", "2", 0),
+        ("2", "\\boxed{2", 0),
+        ("\\frac{1}{2}", "\\boxed{\\dfrac12}", 1),
+        ("\\frac{1}{2}", "\\boxed{0.5}", 1),
+        ("-\\frac{1}{2}", "\\boxed{\\frac{-1}{2}}", 1),
+        ("\\frac{3}{4}", "\\boxed{3/4}", 1),
+        ("10,\\!080", "\\boxed{10080}", 1),
+        ("1,2", "\\boxed{12}", 0),
+        ("90^\\circ", "\\boxed{90}", 1),
+        ("5", "\\boxed{5\\text{ cm}}", 1),
+        ("\\text{Evelyn}", "\\boxed{Evelyn}", 1),
+        ("(3, \\frac{\\pi}{2})", "\\boxed{\\left(3,\\frac{\\pi}{2}\\right)}", 1),
+        ("2\\sqrt3", "\\boxed{2\\sqrt{3}}", 1),
+    ],
+)
+def test_an_answer_of_math_may_be_written_in_several_ways(answer: str, output: str, score: int) -> None:
+    assert METRICS["boxed"](output, [answer]) == score
+
+
+def test_mbpp_keeps_its_test_split_alone(tmp_path: Path) -> None:
+    path = tmp_path / "mbpp.jsonl"
+    record = MINIATURES["mbpp"][0]
+    path.write_text(
+        "\n".join(json.dumps({**record, "task_id": i}) for i in (1, 10, 11, 510, 511, 600)), encoding="utf-8"
+    )
+    assert [one["id"] for one in built("mbpp", path)] == ["11", "510"]
+    path.write_text(json.dumps({**record, "task_id": 2}), encoding="utf-8")
+    with pytest.raises(TenutoError, match="no questions"):
+        built("mbpp", path)
+
+
+def test_the_protocol_lies_in_the_task_file_and_is_printed_beside_the_number(tmp_path: Path) -> None:
+    def run(*arguments: Any) -> str:
+        found = CliRunner().invoke(app, ["eval", *map(str, arguments)])
+        assert found.exit_code == 0, found.output
+        return found.stdout
+
+    task, results = tmp_path / "renamed.jsonl", tmp_path / "run.json"
+    run("build", "gsm8k", "--source", source("gsm8k", tmp_path), "-o", task)
+    assert protocol_of(task) == TASKS["gsm8k"].told and "zero-shot" in TASKS["gsm8k"].told
+    assert len(read_tasks(task, limit=1)) == 1
+    out = run("lm", "tiny-llada", "--tasks-file", task, "--length", 8, "--factor", 1, "--sliding", "-o", results)
+    assert f"Protocol of renamed: {TASKS['gsm8k'].told}." in out
+    assert "8 tokens in a sliding window of 8, the factor rule with a factor of 1" in out
+    assert json.loads(results.read_text(encoding="utf-8"))["settings"]["protocols"]["renamed"] == TASKS["gsm8k"].told
+
+
+def test_the_papers_full_size_tasks_name_the_documented_commands() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    for _, command in FULL_SIZE.values():
+        words = shlex.split(command)
+        name = Path(words[words.index("--tasks-file") + 1]).stem
+        assert words[words.index("--length") + 1] == str(TASKS[name].length)
+        (documented,) = [
+            line for line in page.splitlines() if f"--tasks-file {name}.jsonl" in line and "eval lm" in line
+        ]
+        assert {"--tasks-file", "--length"} <= set(shlex.split(documented))
 
 
 @pytest.mark.parametrize(("name", "tokens"), [("needle", 1000), ("needle-4k", 3900)])
@@ -128,7 +238,6 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
 def test_mauve_compares_a_run_with_what_people_wrote(tmp_path: Path) -> None:
     """The three commands, offline: a miniature of WikiText, tiny-llada, and a small GPT-2's features."""
     pytest.importorskip("sklearn")
-    pytest.importorskip("rouge_score")
     make_language_model(tmp_path / "gpt2")
     book = [" ".join(f"the {WORDS[(i * j) % 7]} and" for j in range(30)) for i in range(1, 25)]
     (tmp_path / "wiki.test.raw").write_text(" = Title = \n" + "\n".join(book), encoding="utf-8")
@@ -141,7 +250,11 @@ def test_mauve_compares_a_run_with_what_people_wrote(tmp_path: Path) -> None:
 
     run("build", "wikitext", "--source", tmp_path / "wiki.test.raw", "-o", task)
     model = Path(__file__).parents[3] / "weights" / "tiny-llada"
-    run("lm", model, "--tasks-file", task, "--length", 8, "--block-length", 8, "--parallel", 0.3, "-o", results)
+    sizes = ["--length", 8, "--block-length", 8, "--parallel", 0.3]
+    said = run("lm", model, "--tasks-file", task, *sizes, "-o", results)
+    assert "rouge" not in said and "24 texts" in said and "judge them with `tenuto lab eval mauve`" in said
+    with pytest.raises(UsageError, match="texts without scores"):
+        compare(results, results)
     asked = ["mauve", results, "--tasks-file", task, "--features", tmp_path / "gpt2", "--json"]
     value = json.loads(run(*asked))
     assert 0 < value["mauve"] <= 1 and value["texts"] == 24
@@ -151,6 +264,16 @@ def test_mauve_compares_a_run_with_what_people_wrote(tmp_path: Path) -> None:
         one["output"] = answers[one["id"]]
     results.write_text(json.dumps(people), encoding="utf-8")
     assert json.loads(run(*asked))["mauve"] > max(value["mauve"], 0.99)  # people write like people
+    people["questions"][0]["output"] = " "
+    results.write_text(json.dumps(people), encoding="utf-8")
+    assert json.loads(run(*asked))["empty"] == 1
+    told = CliRunner().invoke(app, ["eval", *map(str, asked[:-1])])
+    assert "1 answer without any text" in told.stderr
+    for one in people["questions"]:
+        one["output"] = ""
+    results.write_text(json.dumps(people), encoding="utf-8")
+    refused = CliRunner().invoke(app, ["eval", *map(str, asked)])
+    assert refused.exit_code and "prompts with themselves" in str(refused.exception)
 
 
 def test_mauve_refuses_too_few_texts_and_other_questions(tmp_path: Path) -> None:

@@ -76,6 +76,14 @@ def frontier() -> dict[str, Any]:
     return {"cases": {"m:50": case}, "rows": rows, "comparisons": [compared]}
 
 
+def test_problems_that_full_inference_always_solves_cannot_tell_ways_apart() -> None:
+    for right, told in ((1.0, True), (0.8, False), (0.3, True)):
+        record = frontier()
+        for row in record["rows"]:
+            row["needle"] = right
+        assert (f"Cannot tell ways apart: needle {right:.1%} right" in frontier_tables(record)) == told
+
+
 def show_experiment(path: Path) -> None:
     """Everything that a result file is used for."""
     claims_table(path.parent)
