@@ -90,9 +90,9 @@ def test_a_scheduler_that_remembers_outputs_forgets_them_between_generations(
 class Unknown(DDIMScheduler):
     """A scheduler that steps in its own way."""
 
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        (sample, *others) = super().step(*args, **{**kwargs, "return_dict": False})
-        return (0.9 * sample, *others)
+    def step(self, model_output: torch.Tensor, timestep: Any, sample: torch.Tensor, **kwargs: Any) -> Any:
+        (after, *others) = super().step(model_output, timestep, sample, **{**kwargs, "return_dict": False})
+        return (0.9 * after, *others)
 
 
 def test_a_scheduler_whose_noise_levels_are_unknown_is_served_and_it_is_said(pipe: DiffusionPipeline) -> None:

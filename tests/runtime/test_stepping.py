@@ -237,8 +237,7 @@ def test_outputs_of_unknown_levels_are_predicted_as_they_are(monkeypatch: pytest
 def test_a_scheduler_whose_levels_are_unknown_is_served() -> None:
     scheduler = IPNDMScheduler()
     scheduler.set_timesteps(12)
-    nature = nature_of(scheduler)
-    assert nature.levels is None
+    nature = Nature(None, why_unknown="the noise levels of IPNDMScheduler are not known")
     stepping = Stepping(scheduler, nature, [step % 3 == 0 for step in range(12)], 2, True)
     sample = noise()
     for step, time in enumerate(scheduler.timesteps):
