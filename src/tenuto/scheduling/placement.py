@@ -13,8 +13,8 @@ of the level, the angle between signal and noise, and the time of flow matching:
 Predictions are polynomials (tenuto.runtime.prediction). Their variable (`places_of`) is a function of the noise level,
 too: the measure itself, or the time of the process that adds noise if the run begins in noise alone.
 
-The last step is computed as well, because it decides over the finest detail, unless there are few evaluations: then the
-last evaluation is worth more a little earlier, the more so the more steps are left out.
+The last step is computed as well, because it decides over the finest detail, unless there are few evaluations and more
+than half of the steps are left out: then the last evaluation is worth more a little earlier.
 
 Many schedulers begin where there is no signal yet. From there to the first level with a trace of signal the sample does
 not change, except in size, so an evaluation at the first step is almost lost. If the sampler can ask the network about
@@ -66,9 +66,9 @@ def _before_end(steps: int, evaluations: int, log_snr: Sequence[float] | None) -
     """How much earlier than the last step the last evaluation is, in intervals between evaluations."""
     if evaluations >= FEW:
         return 0.0
-    signal = begins_with_signal(log_snr)
+    signal, left_out = begins_with_signal(log_snr), 1 - evaluations / steps
     if _rising(log_snr) is not None and not signal:
-        return min(BEFORE_END_FROM_NOISE, EASING * (1 - evaluations / steps))
+        return min(BEFORE_END_FROM_NOISE, EASING * left_out) if left_out > 0.5 else 0.0
     before_end = BEFORE_END if signal else BEFORE_END_FROM_NOISE
     return before_end if steps >= 4 * evaluations else 0.0
 
