@@ -19,7 +19,7 @@ import torch
 import typer
 
 from benchmarks.places import own_network, results_of
-from benchmarks.search import NOISE, SIGNAL, Grid, Network, Run, Scheme, full, grid_of, network_of, placed
+from benchmarks.search import FEW_STEPS, SIGNAL, Grid, Network, Run, Scheme, full, grid_of, network_of, placed
 from tenuto.files import write_json, write_text
 from tenuto.provenance import origin, provenance
 from tenuto.quality import psnr
@@ -27,7 +27,7 @@ from tenuto.sampling.pictures import decode, vae_of
 from tenuto.scheduling.placement import begins_with_signal
 
 CASES = (("ddim-50", 8), ("ddim-50", 12), ("flow-28", 7), ("flow-28", 10))  # (grid, evaluations)
-AHEAD = replace(NOISE[-1], silent=-3.5, audible=3.0)  # as Tenuto's own sampler asks ahead
+AHEAD = replace(FEW_STEPS[-1], silent=-3.5, audible=3.0)  # as Tenuto's own sampler asks ahead
 BOUNDS = (1.7, 2.0, 2.5, 3.0, 4.0)
 
 
@@ -51,7 +51,7 @@ def default_for(grid: Grid, kind: str) -> Scheme:
     """The default as Tenuto's own sampler takes it (DDIM), or as a pipeline does (flow matching)."""
     if begins_with_signal(grid.log_snr.tolist()):
         return SIGNAL[-1]
-    return NOISE[-1] if kind == "flow" else AHEAD
+    return FEW_STEPS[-1] if kind == "flow" else AHEAD
 
 
 def moved(judged: Judged, scheme: Scheme, computed: list[int], steps: int, tries: int) -> tuple[float, list[int]]:
@@ -87,7 +87,7 @@ def measure(judged: Judged, grid: Grid, kind: str, count: int, tries: int) -> di
     }
     if not begins_with_signal(grid.log_snr.tolist()):
         asks = scheme.silent is not None and count < scheme.many
-        other = NOISE[-1] if asks else replace(AHEAD, many=1000)
+        other = FEW_STEPS[-1] if asks else replace(AHEAD, many=1000)
         row["other_begin"] = judged.near(other, placed(grid, other, count))
     return row
 

@@ -5,6 +5,7 @@
     python -m benchmarks.search --begins --only tiny-dit --guidance 7 --grids ddim-50,ddim-250 --thinned 64
     python -m benchmarks.search --signal --only tiny-uvit --guidance 5 --grids ddim-50,ddim-250 --thinned 64
     python -m benchmarks.search --noise --only tiny-dit --guidance 5 --grids ddim-50,karras-28,flow-28 --thinned 64
+    python -m benchmarks.search --few-steps --only tiny-dit --guidance 5 --grids ddim-20,flow-28 --evaluations 6,7,8
 
 DDIM, Euler and flow matching's Euler are one update on different grids of noise levels: sample = signal · clean + noise
 · ε. A scheme says which steps of a grid are evaluated, which combination of clean estimate and noise is predicted at
@@ -42,7 +43,7 @@ from tenuto.sampling.pictures import (
     make_solver,
     vae_of,
 )
-from tenuto.scheduling.placement import FEW, MANY, SHIFT, asked_ahead
+from tenuto.scheduling.placement import EASING, FEW, MANY, SHIFT, asked_ahead
 from tenuto_lab.frontier.cases import asked_for
 
 Floats = NDArray[np.float64]
@@ -109,7 +110,8 @@ class Scheme:
     silent: float | None = None  # log-SNR up to which the first evaluation may ask ahead; None: it does not
     many: int = MANY  # evaluations from which on it does not
     audible: float | None = None  # with it, the bound grows with the signal: this times the signal-to-noise ratio
-    before_end: float = 0.0  # of an interval: how much earlier few evaluations end
+    before_end: float = 0.0  # of an interval: how much earlier few evaluations of many steps end
+    easing: float | None = None  # with it, of fewer steps too: this times the share of the steps that are left out
     bound_if_few: float | None = None  # the bound with few evaluations
 
 
@@ -132,16 +134,25 @@ def placed(grid: Grid, scheme: Scheme, count: int) -> list[int]:
     progress = (1 - scheme.mixed - scheme.angle - scheme.time - scheme.flow) * index + scheme.time * noise_time(grid)
     progress += scheme.mixed * normed(level) + scheme.angle * normed(angle) + scheme.flow * flow_time(grid)
     chosen, last = [], -1
-    few = count < FEW and grid.steps >= 4 * count
     quiet = int((grid.log_snr <= scheme.silent).sum()) if scheme.silent is not None and count < scheme.many else 0
     first = float(progress[max(0, quiet - 1)])
-    aims = np.linspace(min(first, 1 / count), 1 - few * scheme.before_end / count, count) ** scheme.ease
+    aims = np.linspace(min(first, 1 / count), 1 - before_end(grid.steps, scheme, count) / count, count) ** scheme.ease
     aims[0] = 0.0
     for number, aim in enumerate(aims):
         nearest = int(np.abs(progress - aim).argmin())
         last = min(max(nearest, last + 1), grid.steps - count + number)
         chosen.append(last)
     return chosen
+
+
+def before_end(steps: int, scheme: Scheme, count: int) -> float:
+    """How much earlier than the last step the last evaluation is, in intervals between evaluations."""
+    left_out = 1 - count / steps
+    if count >= FEW:
+        return 0.0
+    if scheme.easing is None:
+        return scheme.before_end if steps >= 4 * count else 0.0
+    return min(scheme.before_end, scheme.easing * left_out) if left_out > 0.5 else 0.0
 
 
 class Run:
@@ -305,6 +316,8 @@ NOISE = [
     replace(ONCE, before_end=0.8),
     replace(ONCE, before_end=0.8, flow=0.5, timed=True),
 ]
+# The same with few evaluations of few steps, before and since: they used to end with the last step.
+FEW_STEPS = [NOISE[-1], replace(NOISE[-1], easing=EASING)]
 # If a run begins with signal: the default until placement and variable became half level, half time, and since.
 SIGNAL = [
     replace(ONCE, before_end=0.8),
@@ -366,6 +379,9 @@ def main(
         bool,
         typer.Option("--noise", help="Try nothing but the default before and now, for runs that begin in noise alone."),
     ] = False,
+    few_steps: Annotated[
+        bool, typer.Option("--few-steps", help="Try nothing but the default before and now, for few steps of the same.")
+    ] = False,
     about: Annotated[bool, typer.Option("--about", help="With --begins: and what is near to it.")] = False,
     thinned: Annotated[
         int | None, typer.Option(help="Evaluate only so many steps of the converged run; long grids have no full run.")
@@ -402,9 +418,10 @@ def main(
         near = None if whole is None else float(psnr(whole, converged).mean())
         cases.append({"network": only, "guidance": guidance, "grid": f"{kind}-{steps}", "whole": near, "rows": []})
     schemes = PLACEMENTS if placements else [*SCHEMES, *(drawn(rng) for _ in range(trials))]
-    listed = begins or signal or noise
+    listed = begins or signal or noise or few_steps
     if listed:
-        schemes = SIGNAL if signal else NOISE if noise else [*BEGINS, *(ABOUT_BEGINS if about else [])]
+        begun = [*BEGINS, *(ABOUT_BEGINS if about else [])]
+        schemes = SIGNAL if signal else NOISE if noise else FEW_STEPS if few_steps else begun
     record: dict[str, Any] = {"provenance": provenance(device, seed=seed), "samples": samples, "evaluations": counts}
     for number, scheme in enumerate(schemes):
         if time.monotonic() - began > seconds:
