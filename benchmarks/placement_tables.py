@@ -1,6 +1,6 @@
 """Writes what the placement of evaluations gained, before and now, from what `python -m benchmarks.search` measured.
 
-python -m benchmarks.placement_tables   # results/search/signal.md (--signal), noise.md (--noise), few_steps.md (--few-steps)
+python -m benchmarks.placement_tables   # signal.md (--signal), noise.md (--noise) and few_steps.md (--few-steps)
 """
 
 from collections.abc import Iterator
@@ -34,9 +34,9 @@ at guidance 5 chose the shift of this time; natural-dit had no part in it. Nothi
 FEW_STEPS = """# What ending before the last step is worth with few evaluations of few steps
 
 dB of the default before → now, {samples} pictures each, to the run that evaluates every step, for runs that begin in
-noise alone. Before, fewer than nine evaluations ended earlier than the last step only if there were four steps for each.
-Now they do so whenever more than half of the steps are left out. tiny-dit chose this, under four schedulers; natural-dit
-had a part in one thing: that nothing changes if half of the steps are evaluated. Nothing asks ahead here.
+noise alone. Before, fewer than nine evaluations ended earlier than the last step only if there were four steps for each
+of them. Now they do so whenever more than half of the steps are left out. tiny-dit chose this, under four schedulers;
+natural-dit had a part in one thing: that nothing changes if half of the steps are evaluated. Nothing asks ahead here.
 """
 GAINS = """
 On average over all rows: {gain:+.1f} dB; nearer than before in {nearer} of {rows} rows. What is gained on average:
