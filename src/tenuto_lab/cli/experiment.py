@@ -74,6 +74,10 @@ def run_experiments(
     answer_length: Annotated[
         int, typer.Option(min=1, max=4096, help="Tokens of an answer.", rich_help_panel=REAL)
     ] = 16,
+    tasks: Annotated[
+        list[str] | None, typer.Option("--task", help="A kind of problem to ask; repeat. Default: all.")
+    ] = None,
+    orders: Annotated[int, typer.Option(min=1, max=1000, help="Random orders that rankings are compared with.")] = 10,
     inception: Annotated[
         Path | None,
         typer.Option(help="Inception weights: torch-fidelity's file, or TorchScript.", rich_help_panel=REAL),
@@ -128,7 +132,9 @@ def run_experiments(
         _check_steps(one, steps, [str(checkpoint)] if checkpoint else models or list(one.models))
     if reference is not None and (inception is None or inception.suffix != ".pt"):
         needs("--reference", "eval", "torch_fidelity")
-    protocol = Protocol(dtype, guidance, vae, captions, problems, answer_length, inception, reference, batch)
+    protocol = Protocol(
+        dtype, guidance, vae, captions, problems, answer_length, tuple(tasks or ()), inception, reference, batch
+    )
     notes = output / ".trials.jsonl"
     if not resume:
         notes.unlink(missing_ok=True)
@@ -154,7 +160,7 @@ def run_experiments(
         each, of_text, rounds = samples or one.samples, samples or one.text_samples, seeds or one.seeds
         lab = Lab(
             on, each, rounds, steps, str(place), journal, granularities=counted, protocol=protocol,
-            text_samples=of_text, ends=ends, takes_time=not beside, made={} if one.on_cpu else made,
+            text_samples=of_text, orders=orders, ends=ends, takes_time=not beside, made={} if one.on_cpu else made,
             _benches=benches.setdefault(f"{each} {of_text} {rounds}", {}),
         )  # fmt: skip
         if times:
@@ -269,6 +275,7 @@ def _conditions(lab: "Lab") -> dict[str, Any]:
         "seeds": lab.seeds,
         "samples": lab.samples,
         "text_samples": lab.text_samples,
+        "orders": lab.orders,
         "models": list(lab.models),
         "steps": lab.steps,
         "granularities": list(lab.granularities),
@@ -308,7 +315,7 @@ def _done(one: "Experiment", lab: "Lab", folder: Path) -> dict[str, Any]:
         "finding": result.finding,
         "limits": result.limits,
         "rests_on": result.rests_on,
-        "rows": [row.to_json() for row in result.rows],
+        "rows": [replace(row, model=Path(row.model).name).to_json() for row in result.rows],
         "figure": result.figure.to_json() if result.figure else None,
     }
     write_json(folder / f"{one.name}.json", record)
@@ -322,7 +329,7 @@ def _provenance(one: "Experiment", lab: "Lab", seconds: int) -> dict[str, Any]:
     """Of this run. If it measured nothing itself, also of the runs that did."""
     from tenuto.provenance import provenance
 
-    made = provenance(lab.device, seed=0, seconds=seconds, **_conditions(lab))
+    made = provenance(lab.device, seed=0, seconds=seconds, weights=lab.fingerprints(), **_conditions(lab))
     if not lab.made:
         return made
     runs = {run: when for run, when in lab.made["runs"].items() if one.name in run.split()}

@@ -48,6 +48,7 @@ class Protocol:
     captions: Path | None = None  # one a line, for a model that draws captions
     problems: Path | None = None  # JSONL, for a model that writes
     answer_length: int = ANSWER  # tokens of an answer
+    tasks: tuple[str, ...] = ()  # of a model that writes; by default all of its problems
     inception: Path | None = None  # weights; with `reference`, pictures are judged by Inception features
     reference: Path | None = None  # real pictures, or their statistics
     batch: int | None = None  # samples at a time
@@ -61,7 +62,7 @@ class Protocol:
     def described(self) -> dict[str, Any]:
         """What the results depend on, for their provenance."""
         given = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {name: str(value) for name, value in given.items() if value is not None}
+        return {name: str(value) for name, value in given.items() if value not in (None, ())}
 
 
 @dataclass
@@ -76,6 +77,7 @@ class Lab:
     granularities: Sequence[Granularity] = ("branch",)
     protocol: Protocol = field(default_factory=Protocol)
     text_samples: int | None = None  # for each seed, of a model that writes; None: `samples`
+    orders: int = 10  # random orders
     ends: float | None = None  # the monotonic time after which no new trial begins
     made: dict[str, Any] = field(default_factory=dict)  # commit and hardware of trials that were made elsewhere
     only: frozenset[tuple[str, str]] | None = None  # pairs of model and granularity; None: all
@@ -146,6 +148,10 @@ class Lab:
             self._benches[name] = made
         return self._benches[name]
 
+    def fingerprints(self) -> dict[str, str]:
+        """Of the weights of every model that was loaded, by its last name."""
+        return {Path(name).name: bench.fingerprint for name, bench in self._benches.items() if name in self.models}
+
     def benches(self) -> list[Bench]:
         """A bench for each model and each granularity."""
         pairs = [(name, granularity) for name in self.models for granularity in self.granularities]
@@ -164,9 +170,8 @@ class Lab:
     def _writer(self, model: Model) -> TextBench:
         given = self.protocol
         posed = None if given.problems is None else read_problems(given.problems, model)
-        return TextBench(
-            model, self.text_samples or self.samples, range(self.seeds), posed, given.answer_length, given.batch
-        )
+        count = self.text_samples or self.samples
+        return TextBench(model, count, range(self.seeds), posed, given.answer_length, given.batch, only=given.tasks)
 
     def _drawer(self, model: Model) -> PictureBench:
         given, by_class = self.protocol, model.architecture.asks_for == "class"

@@ -70,7 +70,7 @@ def horizons(lab: Lab) -> ExperimentResult:
             for place, other in enumerate(list(ORDERS)[1:], 1):
                 gain = None if claimed is None else abs(claimed[place] - claimed[0]) / unit
                 pair = found["spectral"][0], found[other]
-                rows.append(comparison(bench, f"{title}: spectral", other, pair, paper=gain))
+                rows.append(comparison(bench, f"{title}: spectral", other, pair, paper=gain, full=full))
         if not lines["spectral"]:
             raise OutOfTime("no horizon of it is complete")
         title = f"{bench.model.name}, by {bench.granularity}"

@@ -126,8 +126,8 @@ def test_random_orders_differ_and_every_experiment_takes_the_same(lab: Any, benc
     lab.say = (said := []).append
     found = ranking.ranked(lab, bench, "random", 0.5, STEPS)
     orders = {schedule_of(ranked_way(bench, "random", 0.5, seed=seed)(40, 1)).lifetimes for seed in range(10)}
-    assert len(found) == ranking.RANDOM == 10 and len(orders) > 5
-    assert sum("random at 0.5, order" in line for line in said) == ranking.RANDOM
+    assert len(found) == lab.orders == 10 and len(orders) > 5
+    assert sum("random at 0.5, order" in line for line in said) == lab.orders
 
 
 def test_a_ranking_says_who_is_refreshed_once_more(bench: Any) -> None:
@@ -218,14 +218,13 @@ def test_every_experiment_writes_rows_a_table_and_its_figure(
     name: str, checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the command line to the files, at the smallest size."""
-    monkeypatch.setattr(ranking, "RANDOM", 2)
     for constant, value in (("BATCH", 2), ("ASKED", 2), ("TIMED", 1)):
         monkeypatch.setattr(tuning_task, constant, value)
     text = EXPERIMENTS[name].models == ("tiny-llada",)
     model = ["--model", "tiny-llada", "--seeds", "1"] if text else ["--checkpoint", checkpoint, "--seeds", "2"]
     samples, steps = (1, 4) if text else (2, 8)
     arguments = [*model, "--samples", str(samples), "--steps", str(steps), "-o", str(tmp_path), "--json"]
-    done = CliRunner().invoke(app, ["experiment", name, *arguments])
+    done = CliRunner().invoke(app, ["experiment", name, *arguments, "--orders", "2"])
     assert done.exit_code == 0, done.output
     record = json.loads((tmp_path / f"{name}.json").read_text())
     assert {"provenance", "claim", "finding", "rows"} <= set(record)

@@ -16,16 +16,10 @@ from tenuto_lab.cli import app
 from tenuto_lab.frontier.frontier_report import frontier_tables
 from tenuto_lab.frontier.writing import as_expected
 from tenuto_lab.paper import Lab, Protocol
-from tenuto_lab.paper import static_rankings as ranking
 from tenuto_lab.paper.writing_bench import read_problems
 from tests.helpers import layouts
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of diffusers and TorchScript, about themselves
-
-
-@pytest.fixture(autouse=True)
-def _few_orders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranking, "RANDOM", 2)
 
 
 @pytest.fixture
@@ -39,7 +33,19 @@ def judged(tmp_path: Path) -> list[str]:
 
 def done(name: str, tmp_path: Path, *arguments: str, size: tuple[int, int, int] = (4, 2, 8)) -> dict[str, Any]:
     samples, seeds, steps = map(str, size)
-    options = ["--samples", samples, "--seeds", seeds, "--steps", steps, "-o", str(tmp_path / "out"), "--json"]
+    options = [
+        "--samples",
+        samples,
+        "--seeds",
+        seeds,
+        "--steps",
+        steps,
+        "-o",
+        str(tmp_path / "out"),
+        "--orders",
+        "2",
+        "--json",
+    ]
     found = CliRunner().invoke(app, ["experiment", name, *options, *arguments])
     assert found.exit_code == 0, found.output
     record: dict[str, Any] = json.loads((tmp_path / "out" / f"{name}.json").read_text())
