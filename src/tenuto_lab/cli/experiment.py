@@ -125,16 +125,21 @@ def run_experiments(
     if models and checkpoint:
         raise UsageError("Give models, or a checkpoint to do the experiment on, not both.")
     chosen = [experiment(name) for name in (EXPERIMENTS if names == ["all"] else names)]
+
+    def models_of(one: "Experiment") -> list[str]:
+        return [str(checkpoint)] if checkpoint else models or list(one.models)
+
     for one in chosen:
         needs(f"The experiment {one.name}", "lab", "matplotlib", *NEEDS.get(one.name, ()))
         check_writable(output / f"{one.name}.json")
     for one in chosen:
-        _check_steps(one, steps, [str(checkpoint)] if checkpoint else models or list(one.models))
+        _check_steps(one, steps, models_of(one))
     if reference is not None and (inception is None or inception.suffix != ".pt"):
         needs("--reference", "eval", "torch_fidelity")
     protocol = Protocol(
         dtype, guidance, vae, captions, problems, answer_length, tuple(tasks or ()), inception, reference, batch
     )
+    protocol.check_used(sorted({name for one in chosen for name in models_of(one)}))
     notes = output / ".trials.jsonl"
     if not resume:
         notes.unlink(missing_ok=True)
@@ -149,7 +154,7 @@ def run_experiments(
     records, failed = [], {}
     benches: dict[str, Any] = {}  # loaded once for all experiments of the same samples
     for one in chosen:
-        on = [str(checkpoint)] if checkpoint else models or list(one.models)
+        on = models_of(one)
         counted = (
             one.granularities
             if granularity is None
@@ -329,7 +334,8 @@ def _provenance(one: "Experiment", lab: "Lab", seconds: int) -> dict[str, Any]:
     """Of this run. If it measured nothing itself, also of the runs that did."""
     from tenuto.provenance import provenance
 
-    made = provenance(lab.device, seed=0, seconds=seconds, weights=lab.fingerprints(), **_conditions(lab))
+    spent = {"seconds_of_the_last_part" if lab.resumed else "seconds": seconds}
+    made = provenance(lab.device, seed=0, weights=lab.fingerprints(), **spent, **_conditions(lab))
     if not lab.made:
         return made
     runs = {run: when for run, when in lab.made["runs"].items() if one.name in run.split()}
@@ -339,7 +345,7 @@ def _provenance(one: "Experiment", lab: "Lab", seconds: int) -> dict[str, Any]:
 
 def _progress(lab: "Lab", total: int, seconds: float) -> str:
     """The time so far, and about how much is left, if the trials to come take as long as those so far."""
-    left = seconds / lab.fresh * (total - len(lab.seen)) if lab.fresh else 0
+    left = lab.left(total)
     return _clock(seconds) + (f", about {_clock(left)} left" if left > 0 else "")
 
 

@@ -117,13 +117,22 @@ class PictureBench(ModelBench):
 
     def _draw_all(self, executor: Executor, steps: int, solver: Solver) -> tuple[list[Tensor], float | None]:
         if not self.takes_time:
-            return [self.draw(executor, steps, solver, seed) for seed in self.seeds], None
+            return [self._round(executor, steps, solver, seed) for seed in self.seeds], None
         # Warm-up: a GPU records graphs for whole batches; on a CPU one sample is enough.
         self.draw(executor, steps, solver, self.seeds[0], self.batch if self.on_gpu else 1)
         if isinstance(executor, Rival):
             executor.forget()
-        drawn = [timed(partial(self.draw, executor, steps, solver, seed), self.model.device) for seed in self.seeds]
+        drawn = [timed(partial(self._round, executor, steps, solver, seed), self.model.device) for seed in self.seeds]
         return [images for images, _ in drawn], sum(took for _, took in drawn) / (len(drawn) * self.samples)
+
+    def _round(self, executor: Executor, steps: int, solver: Solver, seed: int) -> Tensor:
+        """The pictures of one seed, a batch at a time."""
+        parts = []
+        for first in range(0, self.samples, self.batch):
+            parts.append(self.draw(executor, steps, solver, seed, min(self.batch, self.samples - first), first))
+            done, all_of = seed * self.samples + first + len(parts[-1]), self.samples * len(self.seeds)
+            self.tell(f"{done} of {all_of} pictures")
+        return torch.cat(parts)
 
     def _judge(self, found: Trial, images: Sequence[Tensor], base: int) -> None:
         judge = self.judge

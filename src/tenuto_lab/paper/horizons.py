@@ -62,7 +62,7 @@ def horizons(lab: Lab) -> ExperimentResult:
             full, found, default = measured
             for place, (order, trials) in enumerate(found.items()):
                 said = {} if claimed is None else {"task" if bench.writes else "fid": claimed[place] / unit}
-                rows += quality_rows(bench, f"{title}: {order}", trials[0], full, said, claims=False)[:1]
+                rows += quality_rows(bench, f"{title}: {order}", trials[0], full, said, claims=False)[:2]
                 lines[order].append((steps, float(np.mean([drawn_value(bench, one) for one in trials]))))
             rows += quality_rows(bench, f"{title}: Tenuto's default", default, full, {}, claims=False)[:1]
             lines["Tenuto's default"].append((steps, drawn_value(bench, default)))

@@ -8,17 +8,16 @@ from typing import Any
 from tenuto_lab.paper import EXPERIMENTS
 from tenuto_lab.paper.abstract import (
     OLDER,
-    SETTINGS,
     TIMED,
     Ladders,
     Records,
     abstract_table,
-    ladder_rows,
     models_table,
 )
 from tenuto_lab.paper.experiment_report import anchor, counts, number, rejudged, rests_on, table_rows, verdict, where_of
 from tenuto_lab.paper.operating import SMALL
 from tenuto_lab.paper.smallest import SIZE
+from tenuto_lab.paper.speeds import SETTINGS, runs_differ
 from tenuto_lab.paper.ways import SATURATED
 
 MOST = 12  # rows of a table on the page, unless more rows test a claim
@@ -78,8 +77,10 @@ about time say *not measured*. Matrix products are TF32. """
 
 LADDER = """\
 {mark} **Speeds of the full-size networks** ([every row](../results/ladder/ladder.md),
-[every mode](../results/ladder/ladder_modes.md)) are those of the denoiser alone, with random weights and compiled
-branches, on an H200 at several commits ({commits}).
+[every mode](../results/ladder/ladder_modes.md)) are those of the denoiser alone, with random weights, on an H200 at
+several commits ({commits}). The paper captures CUDA graphs and names no compiler, so the ways without compiled branches
+decide. The paper's denominator is the same: eager full inference. If the spread of the repeated times reaches across
+the claimed speed-up, the verdict is *cannot tell*.
 {lifetimes}"""
 SCATTERED = """\
 Their lifetimes follow uniform random scores at the paper's budget. `python -m benchmarks.ladder` takes the spectral
@@ -147,16 +148,10 @@ def about_ladders(ladders: Ladders) -> list[str]:
     commits = ", ".join(sorted({setting["commit"] for setting in made}))
     scattered = any("lifetimes" not in setting for setting in made)
     told = LADDER.format(mark=TIMED, commits=commits, lifetimes=SCATTERED if scattered else "")
-    return [told + runs_differ(ladders)]
-
-
-def runs_differ(ladders: Ladders) -> str:
-    """The speed-ups of the complete system, if several runs measured them: a verdict takes those of the first run."""
-    speeds: dict[str, list[str]] = {}
-    for row in (row for ladder in ladders for row in ladder_rows(ladder)):
-        speeds.setdefault(row["model"], []).append(f"{number(row['measured'])}×")
-    both = [f"{model} {' and '.join(each)}" for model, each in speeds.items() if len(each) > 1]
-    return f"Runs differ; the verdict takes the first: {', '.join(both)}.\n" if both else ""
+    both = [
+        f"{model} {' and '.join(f'{number(one)}×' for one in each)}" for model, each in runs_differ(ladders).items()
+    ]
+    return [told + (f"Two runs with compiled branches: {', '.join(both)}.\n" if both else "")]
 
 
 def in_parts(records: Records) -> list[str]:

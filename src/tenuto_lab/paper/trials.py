@@ -109,6 +109,7 @@ class Bench(Protocol):
     granularity: Granularity  # of the paper's schedules
     tasks: tuple[str, ...]  # of a model that writes; the first stands for the paper's GSM8K
     takes_time: bool  # whether trials are timed
+    tell: Callable[[str], object]  # receives how far a trial is
     chance: float | None  # how often a picture shows the class asked for by chance; None: the judge knows no classes
     lacks: str  # what the paper's metric lacks here, in a sentence; empty: nothing
 
@@ -146,6 +147,7 @@ class ModelBench:
     granularity: Granularity = "branch"
     tasks: tuple[str, ...] = ()
     takes_time = True
+    tell: Callable[[str], object] = staticmethod(lambda part: None)
     chance: float | None = None
     lacks = ""
 

@@ -142,7 +142,7 @@ class TextBench(ModelBench):
         """Everything that a way writes."""
         answers, spent = {}, 0.0
         for task in self.asked:
-            answers[task], took = timed(partial(self._answered, way, task, steps), self.model.device)
+            answers[task], took = timed(partial(self.answers, way, task, steps), self.model.device)
             spent += took
         if CONTINUED not in self.problems:
             many = sum(map(len, answers.values()))
@@ -170,21 +170,24 @@ class TextBench(ModelBench):
         executor.release()
         return took
 
-    def _answered(self, way: Way, task: str, steps: int, posed: Sequence[Problem] | None = None) -> list[list[int]]:
+    def answers(self, way: Way, task: str, steps: int, posed: Sequence[Problem] | None = None) -> list[list[int]]:
         """The answers to a task's problems. A run of fewer steps takes fewer for each block of an answer, too."""
         length = self.lengths[task]
         blocks = max(1, length // self.block)
         each = min(length // blocks, max(1, round(length // blocks * steps / self.steps)))
         executor, sampling = way(blocks * each, blocks), self.sampling(blocks * each, length, blocks)
         prompts = [one["prompt"] for one in (self._posed(task) if posed is None else posed)]
-        parts = [prompts[first : first + self.batch] for first in range(0, len(prompts), self.batch)]
-        found = [generate_tokens(executor, part, sampling=sampling, batch=len(part)).tolist() for part in parts]
+        found: list[list[int]] = []
+        for first in range(0, len(prompts), self.batch):
+            part = prompts[first : first + self.batch]
+            found += generate_tokens(executor, part, sampling=sampling, batch=len(part)).tolist()
+            self.tell(f"{task}: {len(found)} of {len(prompts)} answers")
         executor.release()
-        return [row for part in found for row in part]
+        return found
 
     def _longest_needles(self, way: Way, steps: int) -> list[float]:
         posed = sorted(self.problems["needle"], key=lambda one: -len(one["prompt"]))[: self.samples]
-        return as_expected(self._answered(way, "needle", steps, posed), posed, self.end)
+        return as_expected(self.answers(way, "needle", steps, posed), posed, self.end)
 
     def _rows(self, made: Written) -> list[list[int]]:
         """The texts that are compared with the full run's: continuations, or else all answers."""

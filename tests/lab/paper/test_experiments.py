@@ -20,10 +20,10 @@ from tenuto.runtime.executor import Executor
 from tenuto.showing.images import grid, png_bytes
 from tenuto_lab.candidates.ranked_lifetimes import STATISTICS
 from tenuto_lab.cli import app
-from tenuto_lab.cli.experiment import _progress
+from tenuto_lab.cli.experiment import _progress, _provenance
 from tenuto_lab.frontier.points import everything
 from tenuto_lab.journal import Journal
-from tenuto_lab.paper import EXPERIMENTS, ClaimRow, Lab
+from tenuto_lab.paper import EXPERIMENTS, ClaimRow, Lab, conditions
 from tenuto_lab.paper import failures as failing
 from tenuto_lab.paper import freezing as tuning_task
 from tenuto_lab.paper import static_rankings as ranking
@@ -251,7 +251,7 @@ def test_as_many_trials_as_foretold(name: str, checkpoint: Any) -> None:
     lab = Lab((checkpoint,), samples=2, seeds=1, steps=6, granularities=one.granularities)
     one.run(lab)
     foretold = one.trials(lab) * len(one.granularities)
-    assert foretold == pytest.approx(len(lab.seen), abs=3) and lab.fresh >= len(lab.seen)
+    assert foretold == pytest.approx(len(lab.seen), abs=3) and len(lab.took) >= len(lab.seen)
 
 
 def test_the_time_left_is_told_without_a_terminal(checkpoint: Any, tmp_path: Path) -> None:
@@ -259,8 +259,26 @@ def test_the_time_left_is_told_without_a_terminal(checkpoint: Any, tmp_path: Pat
     done = CliRunner().invoke(app, ["experiment", "operating-points", "--granularity", "block", *arguments])
     lines = [line for line in done.output.splitlines() if line.startswith("[")]
     assert "here about 4 trials" in done.output and "left]" in lines[1] and "left]" not in lines[-1]
-    assert _progress(Lab(fresh=2, seen={"a", "b"}), 4, 3600.0) == "1 h 0 min, about 1 h 0 min left"
-    assert _progress(Lab(fresh=1, seen={"a"}), 1, 61.0) == "1:01"
+    assert _progress(Lab(took=[1800.0, 1800.0], seen={"a", "b"}), 4, 3600.0) == "1 h 0 min, about 1 h 0 min left"
+    assert _progress(Lab(took=[61.0], seen={"a"}), 1, 61.0) == "1:01"
+    assert _progress(Lab(took=[1.0, 100.0], seen={"a", "b"}), 4, 101.0) == "1:41, about 3:20 left", (
+        "a probe is no trial"
+    )
+
+
+def test_a_long_trial_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(("tiny-dit",), 4, 2, 4, say=(said := []).append)
+    monkeypatch.setattr(conditions, "OFTEN", 0.0)
+    bench = lab.bench("tiny-dit")
+    bench.batch = 2
+    bench.trial(in_full(bench), 4)
+    assert {f"… {done} of 8 pictures" for done in (2, 4, 6, 8)} <= set(said)
+
+
+def test_the_seconds_of_a_resumed_run_are_called_those_of_its_last_part() -> None:
+    one = EXPERIMENTS["maps"]
+    made = [_provenance(one, lab, 5) for lab in (Lab(took=[1.0], seen={"a"}), Lab(took=[1.0], seen={"a", "b"}))]
+    assert made[0]["seconds"] == 5 and "seconds" not in made[1] and made[1]["seconds_of_the_last_part"] == 5
 
 
 def test_too_few_pictures_for_an_fid_are_named_once_before_the_first_trial(bench: Any) -> None:
