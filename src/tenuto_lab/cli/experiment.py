@@ -134,12 +134,12 @@ def run_experiments(
         check_writable(output / f"{one.name}.json")
     for one in chosen:
         _check_steps(one, steps, models_of(one))
-    if reference is not None and (inception is None or inception.suffix != ".pt"):
-        needs("--reference", "eval", "torch_fidelity")
     protocol = Protocol(
         dtype, guidance, vae, captions, problems, answer_length, tuple(tasks or ()), inception, reference, batch
     )
     protocol.check_used(sorted({name for one in chosen for name in models_of(one)}))
+    if reference is not None and (inception is None or inception.suffix != ".pt"):
+        needs("--reference", "eval", "torch_fidelity")
     notes = output / ".trials.jsonl"
     if not resume:
         notes.unlink(missing_ok=True)

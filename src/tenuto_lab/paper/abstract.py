@@ -80,10 +80,14 @@ def _too_easy(rows: Sequence[Row]) -> bool:
     return bool(text) and not any(row["measured"] for row in text)
 
 
-def _text_told(rows: Sequence[Row]) -> str:
-    if _too_easy(rows):
+def _text_told(rows: Sequence[Row], others: Sequence[Row]) -> str:
+    """How the orders differ. If all answer alike, whether that is because nothing was lost."""
+    if not _too_easy(rows):
+        return _sentence([by_model(rows, ("better", "worse", "cannot tell"))])
+    lost = [row for row in others if row["quantity"].startswith("spectral against full inference")]
+    if not any(row["measured"] for row in lost):
         return "No answer changes under any schedule, so the tasks are too easy."
-    return _sentence([by_model(rows, ("better", "worse", "cannot tell"))])
+    return f"Every order answers alike, and differs from full inference ({_answered(lost)})."
 
 
 def _why_lost(rows: Sequence[Row], others: Sequence[Row]) -> str:
@@ -106,7 +110,9 @@ def _why_compared(experiment: str) -> Callable[[Sequence[Row], Sequence[Row]], s
         ruined = [f"every order raises the FID (× {_range(held, 1)})"] if held else []
         words = ("better", "worse", "cannot tell")
         lost = sum(RUINED in row.get("note", "") for row in rows)
-        told = [f"in {lost} of {len(rows)} both orders have ruined every picture, so FID ranks nothing"] if lost else []
+        told = (
+            [f"in {lost} of {len(rows)} both orders have ruined their pictures, so FID ranks nothing"] if lost else []
+        )
         more = [row for row in others if row not in rows and row["model"] in {one["model"] for one in rows}]
         more = [row for row in more if row["holds"] is not None and row["quantity"] in {r["quantity"] for r in rows}]
         branches = [f"by branches {by_model(more, words)}"] if more else []
@@ -118,7 +124,8 @@ def _why_compared(experiment: str) -> Callable[[Sequence[Row], Sequence[Row]], s
 def _missing(experiment: str, rows: Sequence[Row]) -> list[str]:
     """The reference models that should have been compared, and were not. Of other models, nothing is missing."""
     here, known = {row["model"] for row in rows}, EXPERIMENTS[experiment].models
-    left = [model for model in known if model not in here] if here & set(known) else []
+    stands_in = {TOO_EASY} if here - set(known) else set()
+    left = [model for model in known if model not in here | stands_in] if here & set(known) else []
     return [f"{', '.join(left)} not measured"] if left else []
 
 
@@ -200,7 +207,7 @@ CLAIMS = (
         "language",
         _beginning("spectral against depth", "spectral against random"),
         _compared,
-        lambda rows, others: f"{_text_told(rows)} Code and summaries need LLaDA-8B.",
+        lambda rows, others: f"{_text_told(rows, others)} Code and summaries need LLaDA-8B.",
     ),
     AbstractClaim(
         "The ranking is retained down to ten denoising steps.",
@@ -274,7 +281,7 @@ def sources(records: Records, ladders: Ladders = (), text: Records = ()) -> dict
     found: dict[str, Sequence[Row]] = {record["name"]: record["rows"] for record in records}
     for record in text:
         others = [row for row in found.get(record["name"], ()) if row["model"] != TOO_EASY]
-        found[record["name"]] = [*record["rows"], *others]
+        found[record["name"]] = [*others, *record["rows"]]
     for ladder in reversed(ladders):  # the first that has them counts
         found |= {name: rows for name, rows in (("ladder", ladder_rows(ladder)), ("modes", mode_rows(ladder))) if rows}
     return found

@@ -1,4 +1,4 @@
-"""The speed of the full-size networks as rows of an experiment, from the files that `python -m benchmarks.ladder` wrote.
+"""The speed of the full-size networks as rows of an experiment, from the files of `python -m benchmarks.ladder`.
 
 The paper captures CUDA graphs and names no compiler, so the ways without compiled branches decide. A speed-up is known
 as precisely as its two times were repeated: its interval has their spread.

@@ -44,6 +44,7 @@ class Written:
 
     answers: dict[str, list[list[int]]]  # of each task, ordered by seed
     seconds: float | None  # a continuation, or an answer if nothing is continued; None: not timed
+    work: tuple[float, float]  # computed unit-steps and FLOPs, as shares of full inference's at as many steps
     text: Tensor | None = None
     loss: Tensor | None = None  # of each continuation, in nats a token
 
@@ -101,9 +102,7 @@ class TextBench(ModelBench):
         if base not in self._full:
             self._full[base] = self._written(self._eager, base)
         full, made = self._full[base], self._written(way, steps)
-        executor = way(steps, BLOCKS)
-        work, flop_work = work_of(executor, self.model.units, steps / base)
-        executor.release()
+        work, flop_work = (share * steps / base for share in made.work)
         found = Trial(made.seconds, full.seconds, work, flop_work, {})
         right = {task: as_expected(made.answers[task], self._posed(task), self.end) for task in self.asked}
         found.values = {ALL: self._by_seed(right)} if ALL in self.tasks else {}
@@ -140,25 +139,31 @@ class TextBench(ModelBench):
 
     def _written(self, way: Way, steps: int) -> Written:
         """Everything that a way writes."""
-        answers, spent = {}, 0.0
+        answers, spent, work = {}, 0.0, (1.0, 1.0)
         for task in self.asked:
-            answers[task], took = timed(partial(self.answers, way, task, steps), self.model.device)
+            evaluations, blocks = self._shape(task, steps)
+            executor = way(evaluations, blocks)
+            write = partial(self._answered, executor, task, evaluations, self._posed(task))
+            answers[task], took = timed(write, self.model.device)
+            work = work_of(executor, self.model.units, 1.0)
+            executor.release()
             spent += took
         if CONTINUED not in self.problems:
             many = sum(map(len, answers.values()))
-            return Written(answers, spent / many if self.takes_time else None)
+            return Written(answers, spent / many if self.takes_time else None, work)
         executor, sampling = way(steps, BLOCKS), self.sampling(steps, LENGTH, BLOCKS)
         prompts = [one["prompt"] for one in self._posed(CONTINUED)]
-        write = partial(generate_tokens, executor, sampling=sampling, batch=self.batch)
+        continue_all = partial(generate_tokens, executor, sampling=sampling, batch=self.batch)
         if self.takes_time:
-            write(prompts[: self.batch] if self.on_gpu else prompts[:1])  # warm-up
-        written, took = timed(partial(write, prompts), self.model.device)
+            continue_all(prompts[: self.batch] if self.on_gpu else prompts[:1])  # warm-up
+        written, took = timed(partial(continue_all, prompts), self.model.device)
         tokens, loss = written.cpu(), None
+        work = work_of(executor, self.model.units, 1.0)
         executor.release()
         if self.judge is not None:
             asked = torch.tensor(prompts)
             loss = self.judge.nll(torch.cat([asked, tokens], dim=1), asked.shape[1]).double().cpu()
-        return Written(answers, took / len(tokens) if self.takes_time else None, tokens, loss)
+        return Written(answers, took / len(tokens) if self.takes_time else None, work, tokens, loss)
 
     def seconds(self, way: Way | None, steps: int, solver: Solver = "ddim") -> float:
         executor = (way or self._eager)(steps, BLOCKS)
@@ -171,18 +176,27 @@ class TextBench(ModelBench):
         return took
 
     def answers(self, way: Way, task: str, steps: int, posed: Sequence[Problem] | None = None) -> list[list[int]]:
-        """The answers to a task's problems. A run of fewer steps takes fewer for each block of an answer, too."""
-        length = self.lengths[task]
-        blocks = max(1, length // self.block)
-        each = min(length // blocks, max(1, round(length // blocks * steps / self.steps)))
-        executor, sampling = way(blocks * each, blocks), self.sampling(blocks * each, length, blocks)
-        prompts = [one["prompt"] for one in (self._posed(task) if posed is None else posed)]
+        """The answers to a task's problems, by default those of all seeds."""
+        evaluations, blocks = self._shape(task, steps)
+        executor = way(evaluations, blocks)
+        found = self._answered(executor, task, evaluations, self._posed(task) if posed is None else posed)
+        executor.release()
+        return found
+
+    def _shape(self, task: str, steps: int) -> tuple[int, int]:
+        """Evaluations of an answer, and its blocks. A run of fewer steps takes fewer for each block, too."""
+        blocks = max(1, self.lengths[task] // self.block)
+        tokens = self.lengths[task] // blocks
+        return blocks * min(tokens, max(1, round(tokens * steps / self.steps))), blocks
+
+    def _answered(self, executor: Executor, task: str, evaluations: int, posed: Sequence[Problem]) -> list[list[int]]:
+        sampling = self.sampling(evaluations, self.lengths[task], max(1, self.lengths[task] // self.block))
+        prompts = [one["prompt"] for one in posed]
         found: list[list[int]] = []
         for first in range(0, len(prompts), self.batch):
             part = prompts[first : first + self.batch]
             found += generate_tokens(executor, part, sampling=sampling, batch=len(part)).tolist()
             self.tell(f"{task}: {len(found)} of {len(prompts)} answers")
-        executor.release()
         return found
 
     def _longest_needles(self, way: Way, steps: int) -> list[float]:
