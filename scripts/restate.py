@@ -21,7 +21,7 @@ from tenuto.provenance import commit
 from tenuto_lab.cli.experiment import draw_one
 from tenuto_lab.paper.freezing import NEAR_TOLD
 from tenuto_lab.paper.score_validity import CV_TOLD, MOST_CV, R2_TOLD
-from tenuto_lab.paper.ways import RUINED
+from tenuto_lab.paper.ways import BY_FID, RUINED
 
 CHANCE = 0.1  # of ten classes
 SHOWS = ": pictures of the class asked for"
@@ -50,7 +50,7 @@ def restated(name: str, rows: Sequence[Row], horizons: Mapping[tuple[str, int, s
 
     def one(row: Row) -> dict[str, Any]:
         quantity, match = row["quantity"], AGAINST.match(row["quantity"])
-        if match and row["holds"] is not None:
+        if match and row["holds"] is not None and RUINED not in row.get("note", ""):
             title = quantity[: quantity.find(": ") + 2] if quantity.startswith("T = ") else ""
             if is_ruined(row, match["one"]) and is_ruined(row, f"{title}{match['other']}"):
                 return _cannot_tell(row)
@@ -65,7 +65,7 @@ def restated(name: str, rows: Sequence[Row], horizons: Mapping[tuple[str, int, s
 
 def _cannot_tell(row: Row) -> dict[str, Any]:
     kept = {key: value for key, value in row.items() if key not in ("p", "corrected")}
-    return _noted({**kept, "holds": "cannot tell"}, RUINED)
+    return _noted({**kept, "holds": "cannot tell"}, f"{RUINED}; {BY_FID}{row['holds']}")
 
 
 def _noted(row: Row, told: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from tenuto_lab.paper import EXPERIMENTS, REFERENCE
 from tenuto_lab.paper.experiment_report import anchor, counts, number
 from tenuto_lab.paper.speeds import ladder_rows, mode_rows
-from tenuto_lab.paper.ways import RUINED
+from tenuto_lab.paper.ways import BY_FID, RUINED
 
 Row = Mapping[str, Any]
 Records = Sequence[Mapping[str, Any]]
@@ -119,6 +119,12 @@ def _why_compared(experiment: str) -> Callable[[Sequence[Row], Sequence[Row]], s
         return _sentence([by_model(rows, words), *told, *branches, *_missing(experiment, rows), *ruined])
 
     return why
+
+
+def _by_fid(rows: Sequence[Row]) -> str:
+    """What was said of ruined pictures before the rule about them."""
+    said = [row["note"].split(BY_FID)[1] for row in rows if BY_FID in row.get("note", "")]
+    return f" (alone it would say: {said.count('yes')} better, {said.count('no')} worse)" if said else ""
 
 
 def _missing(experiment: str, rows: Sequence[Row]) -> list[str]:

@@ -33,6 +33,7 @@ NO_FID = "FID was not measured: there is no judge for these pictures, or too few
 SATURATED = "saturated: no sample differs"
 TELLING = 0.60, 0.95  # share of right answers of full inference; outside, a task is too hard or too easy to tell
 RUINED = "both ruined"  # see `ruined`
+BY_FID = "by FID alone: "  # the verdict that a later rule took back
 NOISE = 0.5  # share of the FID of noise
 Claim = Literal["better", "alike"]
 
