@@ -110,9 +110,8 @@ def _why_compared(experiment: str) -> Callable[[Sequence[Row], Sequence[Row]], s
         ruined = [f"every order raises the FID (× {_range(held, 1)})"] if held else []
         words = ("better", "worse", "cannot tell")
         lost = sum(RUINED in row.get("note", "") for row in rows)
-        told = (
-            [f"in {lost} of {len(rows)} both orders have ruined their pictures, so FID ranks nothing"] if lost else []
-        )
+        nothing = f"in {lost} of {len(rows)} both orders have ruined their pictures, so FID ranks nothing"
+        told = [f"{nothing}{_by_fid(rows)}"] if lost else []
         more = [row for row in others if row not in rows and row["model"] in {one["model"] for one in rows}]
         more = [row for row in more if row["holds"] is not None and row["quantity"] in {r["quantity"] for r in rows}]
         branches = [f"by branches {by_model(more, words)}"] if more else []

@@ -265,6 +265,8 @@ def test_a_comparison_of_two_ruined_schedules_is_taken_back_and_no_other() -> No
     against = [{**row("m", "no", f"SCR/Frobenius against {way}: FID lower by"), **kind} for way in ("depth", "random")]
     found = restated("rankings", [*ways, *against], {})
     assert [one["holds"] for one in found[3:]] == ["cannot tell", "no"]
+    (ranked,) = [one for one in abstract_rows([record("rankings", found)]) if one[0].startswith("At equal work")]
+    assert "FID ranks nothing (alone it would say: 0 better, 1 worse)" in ranked[4]
     assert RUINED in found[3]["note"] and restated("rankings", found, {}) == found
 
 
