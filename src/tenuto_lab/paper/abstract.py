@@ -175,7 +175,8 @@ def _saying(rows: Sequence[Row], holds: str) -> list[Row]:
 def _sentence(parts: Sequence[str]) -> str:
     """The parts as one sentence. Names of models keep their small letters."""
     text = "; ".join(parts)
-    return f"{text if text.startswith('tiny') else text[:1].upper() + text[1:]}."
+    named = text.startswith(("tiny-", "small-"))
+    return f"{text if named else text[:1].upper() + text[1:]}."
 
 
 def _why_bound(rows: Sequence[Row], others: Sequence[Row]) -> str:

@@ -199,7 +199,7 @@ def about_text(text: Records) -> list[str]:
     if not text:
         return []
     asked = {made["protocol"].get("tasks", "all"): record for record in text for made in [record["provenance"]]}
-    tasks = [f"{re.sub(r'[^a-z0-9-]+', ' ', task).strip()}: {rests_on(one)}" for task, one in asked.items()]
+    tasks = [f"{tasks_of(one['provenance'])}: {rests_on(one)}" for one in asked.values()]
     made = text[0]["provenance"]
     weights = ", ".join(made.get("weights", {}).values())
     named = {"names": names_of(made), "tasks": "; ".join(tasks), "weights": weights}
@@ -334,8 +334,13 @@ def _on_text(record: Mapping[str, Any]) -> list[str]:
     chosen, alike = without_repeats(most_telling(record["rows"]))
     if alike:
         said += f" Left out of this table: {alike} more comparisons in which no sample differs (*cannot tell*)."
-    lines = [f"\n*On {names_of(made)}:* {said}\n", *table_rows(chosen), ""]
+    lines = [f"\n*On {names_of(made)}, {tasks_of(made)}:* {said}\n", *table_rows(chosen), ""]
     return [*lines, f"`{made['command']}` at {made['commit']}, {made['hardware']}; {rests_on(record)}."]
+
+
+def tasks_of(made: Mapping[str, Any]) -> str:
+    """The tasks that a run asked."""
+    return re.sub(r"[^a-z0-9-]+", " ", made["protocol"].get("tasks", "all tasks")).strip()
 
 
 def names_of(made: Mapping[str, Any]) -> str:
