@@ -25,7 +25,7 @@ from tenuto_lab.paper.ways import BUDGETS
 OUT = ROOT / "results" / "ruined"
 MODELS = ("tiny-dit", "tiny-uvit", "tiny-sdxl")
 ORDERS = {"spectral": ("SCR/Frobenius", 1), "depth": ("depth", -1), "random": ("random", 1)}  # ranking, orientation
-HORIZONS = (10, 20)
+HORIZONS = (10, 20, 30)
 NOISE = 500  # pictures of noise
 
 
