@@ -74,6 +74,10 @@ def run_experiments(
     answer_length: Annotated[
         int, typer.Option(min=1, max=4096, help="Tokens of an answer.", rich_help_panel=REAL)
     ] = 16,
+    tasks: Annotated[
+        list[str] | None, typer.Option("--task", help="A kind of problem to ask; repeat. Default: all.")
+    ] = None,
+    orders: Annotated[int, typer.Option(min=1, max=1000, help="Random orders that rankings are compared with.")] = 10,
     inception: Annotated[
         Path | None,
         typer.Option(help="Inception weights: torch-fidelity's file, or TorchScript.", rich_help_panel=REAL),
@@ -121,14 +125,21 @@ def run_experiments(
     if models and checkpoint:
         raise UsageError("Give models, or a checkpoint to do the experiment on, not both.")
     chosen = [experiment(name) for name in (EXPERIMENTS if names == ["all"] else names)]
+
+    def models_of(one: "Experiment") -> list[str]:
+        return [str(checkpoint)] if checkpoint else models or list(one.models)
+
     for one in chosen:
         needs(f"The experiment {one.name}", "lab", "matplotlib", *NEEDS.get(one.name, ()))
         check_writable(output / f"{one.name}.json")
     for one in chosen:
-        _check_steps(one, steps, [str(checkpoint)] if checkpoint else models or list(one.models))
+        _check_steps(one, steps, models_of(one))
+    protocol = Protocol(
+        dtype, guidance, vae, captions, problems, answer_length, tuple(tasks or ()), inception, reference, batch
+    )
+    protocol.check_used(sorted({name for one in chosen for name in models_of(one)}))
     if reference is not None and (inception is None or inception.suffix != ".pt"):
         needs("--reference", "eval", "torch_fidelity")
-    protocol = Protocol(dtype, guidance, vae, captions, problems, answer_length, inception, reference, batch)
     notes = output / ".trials.jsonl"
     if not resume:
         notes.unlink(missing_ok=True)
@@ -143,7 +154,7 @@ def run_experiments(
     records, failed = [], {}
     benches: dict[str, Any] = {}  # loaded once for all experiments of the same samples
     for one in chosen:
-        on = [str(checkpoint)] if checkpoint else models or list(one.models)
+        on = models_of(one)
         counted = (
             one.granularities
             if granularity is None
@@ -154,7 +165,7 @@ def run_experiments(
         each, of_text, rounds = samples or one.samples, samples or one.text_samples, seeds or one.seeds
         lab = Lab(
             on, each, rounds, steps, str(place), journal, granularities=counted, protocol=protocol,
-            text_samples=of_text, ends=ends, takes_time=not beside, made={} if one.on_cpu else made,
+            text_samples=of_text, orders=orders, ends=ends, takes_time=not beside, made={} if one.on_cpu else made,
             _benches=benches.setdefault(f"{each} {of_text} {rounds}", {}),
         )  # fmt: skip
         if times:
@@ -269,6 +280,7 @@ def _conditions(lab: "Lab") -> dict[str, Any]:
         "seeds": lab.seeds,
         "samples": lab.samples,
         "text_samples": lab.text_samples,
+        "orders": lab.orders,
         "models": list(lab.models),
         "steps": lab.steps,
         "granularities": list(lab.granularities),
@@ -308,7 +320,7 @@ def _done(one: "Experiment", lab: "Lab", folder: Path) -> dict[str, Any]:
         "finding": result.finding,
         "limits": result.limits,
         "rests_on": result.rests_on,
-        "rows": [row.to_json() for row in result.rows],
+        "rows": [replace(row, model=Path(row.model).name).to_json() for row in result.rows],
         "figure": result.figure.to_json() if result.figure else None,
     }
     write_json(folder / f"{one.name}.json", record)
@@ -322,7 +334,8 @@ def _provenance(one: "Experiment", lab: "Lab", seconds: int) -> dict[str, Any]:
     """Of this run. If it measured nothing itself, also of the runs that did."""
     from tenuto.provenance import provenance
 
-    made = provenance(lab.device, seed=0, seconds=seconds, **_conditions(lab))
+    spent = {"seconds_of_the_last_part" if lab.resumed else "seconds": seconds}
+    made = provenance(lab.device, seed=0, weights=lab.fingerprints(), **spent, **_conditions(lab))
     if not lab.made:
         return made
     runs = {run: when for run, when in lab.made["runs"].items() if one.name in run.split()}
@@ -332,7 +345,7 @@ def _provenance(one: "Experiment", lab: "Lab", seconds: int) -> dict[str, Any]:
 
 def _progress(lab: "Lab", total: int, seconds: float) -> str:
     """The time so far, and about how much is left, if the trials to come take as long as those so far."""
-    left = seconds / lab.fresh * (total - len(lab.seen)) if lab.fresh else 0
+    left = lab.left(total)
     return _clock(seconds) + (f", about {_clock(left)} left" if left > 0 else "")
 
 

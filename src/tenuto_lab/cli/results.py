@@ -26,6 +26,9 @@ def results(
     repeated: Annotated[
         Path, typer.Option(help="Where `tenuto lab experiment -o` wrote later runs of the same size.")
     ] = Path("results/experiments_repeated"),
+    text: Annotated[
+        Path, typer.Option(help="Results of a language model whose tasks can tell; they decide about text.")
+    ] = Path("results/experiments_text"),
 ) -> None:
     """Write one page of what the experiments found."""
     from tenuto.cli.console import say
@@ -52,14 +55,21 @@ def results(
     timed = [read_ladder(file) for file in (ladder, modes) if file.is_file()]
     tried = read_smallest(smallest) if smallest.is_file() else {}
     again = [read_experiment(file) for file in sorted(repeated.glob("*.json"))]
-    write_text(output, results_page(records, seen_from, timed, tried, again))
+    telling = [read_experiment(file) for file in sorted(text.rglob("*.json"))]
+    write_text(output, results_page(records, seen_from, timed, tried, again, telling))
     say(f"Wrote {output}")
     if html is not None:
-        _html(records, folder, html, timed)
+        _html(records, folder, html, timed, telling)
         say(f"Wrote {html}")
 
 
-def _html(records: list[dict[str, Any]], folder: Path, path: Path, timed: list[dict[str, Any]]) -> None:
+def _html(
+    records: list[dict[str, Any]],
+    folder: Path,
+    path: Path,
+    timed: list[dict[str, Any]],
+    telling: list[dict[str, Any]],
+) -> None:
     """The same as one file: first the verdicts, then figures and tables."""
     from PIL import Image
 
@@ -67,11 +77,12 @@ def _html(records: list[dict[str, Any]], folder: Path, path: Path, timed: list[d
     from tenuto_lab.paper.abstract import HEAD as ABSTRACT
     from tenuto_lab.paper.abstract import abstract_rows
     from tenuto_lab.paper.experiment_report import HEAD, cells, verdict, where_of
-    from tenuto_lab.paper.results_page import BELOW, about_ladders, about_older, plain, titled
+    from tenuto_lab.paper.results_page import BELOW, about_ladders, about_older, about_text, plain, titled
 
     words = [Table("The words", (), (), plain(BELOW))]
-    words += [Table(title, (), (), text) for title, text in map(titled, [*about_older(records), *about_ladders(timed)])]
-    claims = [[plain(cell) for cell in row] for row in abstract_rows(records, timed)]
+    notes = [*about_text(telling), *about_older(records), *about_ladders(timed)]
+    words += [Table(title, (), (), said) for title, said in map(titled, notes)]
+    claims = [[plain(cell) for cell in row] for row in abstract_rows(records, timed, telling)]
     tables = []
     for record in records:
         rows = [cells(row) for row in record["rows"]]

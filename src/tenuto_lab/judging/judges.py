@@ -271,8 +271,7 @@ class Problem(TypedDict):
 
 def problems(model_directory: Path) -> dict[str, list[Problem]]:
     """The held-out problems stored beside a language model, by task, as its own tokens."""
-    path = model_directory / "problems.json"
-    stored = check_fields(read_json(path, "list of problems"), str(path), {"problems": dict, "provenance": dict})
+    stored, path = _stored(model_directory), model_directory / "problems.json"
     for task, posed in stored["problems"].items():
         if not isinstance(posed, list) or not posed:
             raise TenutoError(f"{path}: the problems of {task!r} should be a list of some.")
@@ -283,6 +282,22 @@ def problems(model_directory: Path) -> dict[str, list[Problem]]:
                     raise TenutoError(f"{where}: {part!r} should be a list of tokens.")
     found: dict[str, list[Problem]] = stored["problems"]
     return found
+
+
+def answer_lengths(model_directory: Path) -> dict[str, int]:
+    """How many tokens each task's answers get; empty if the file of problems does not say."""
+    lengths: dict[str, int] = _stored(model_directory).get("lengths", {})
+    for task, tokens in lengths.items():
+        if type(tokens) is not int or tokens < 1:
+            raise TenutoError(f"{model_directory / 'problems.json'}: the length of {task!r} should be some tokens.")
+    return lengths
+
+
+def _stored(model_directory: Path) -> dict[str, Any]:
+    path = model_directory / "problems.json"
+    given = read_json(path, "list of problems")
+    lengths = {"lengths": dict} if "lengths" in given else {}
+    return check_fields(given, str(path), {"problems": dict, "provenance": dict, **lengths})
 
 
 def _directions(x: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ _ALL = (
         "static_rankings:rankings",
         granularities=BOTH,
         minutes=15,
-        trials=lambda lab: 19,
+        trials=lambda lab: 9 + lab.orders,
         in_blocks=True,
     ),
     Experiment(
@@ -89,7 +89,7 @@ _ALL = (
         "language_tasks:language",
         ("tiny-llada",),
         minutes=2,
-        trials=lambda lab: 15,
+        trials=lambda lab: 5 + lab.orders,
         in_blocks=True,
     ),
     Experiment(
@@ -100,7 +100,7 @@ _ALL = (
         "horizons:horizons",
         granularities=BOTH,
         minutes=30,
-        trials=lambda lab: 15 if lab.steps else 5 * 15,
+        trials=lambda lab: (5 + lab.orders) * (1 if lab.steps else 5),
     ),
     Experiment(
         "input-aware",

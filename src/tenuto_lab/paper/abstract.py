@@ -10,10 +10,13 @@ from typing import Any
 
 from tenuto_lab.paper import EXPERIMENTS, REFERENCE
 from tenuto_lab.paper.experiment_report import anchor, counts, number
+from tenuto_lab.paper.speeds import ladder_rows, mode_rows
+from tenuto_lab.paper.ways import BY_FID, RUINED
 
 Row = Mapping[str, Any]
 Records = Sequence[Mapping[str, Any]]
 Ladders = Sequence[Mapping[str, Any]]
+TOO_EASY = "tiny-llada"  # whose tasks no schedule answers wrongly
 OLDER, TIMED = "†", "‡"  # marks of verdicts that rest on older measurements, and on several runs of the ladder
 LADDERS = {"ladder": "../results/ladder/ladder.md", "modes": "../results/ladder/ladder_modes.md"}  # from the page
 HEAD = ("the abstract says", "the paper", "here", "verdict", "why")
@@ -29,8 +32,18 @@ class AbstractClaim:
     why: Callable[[Sequence[Row], Sequence[Row]], str]  # a sentence
 
     def tested(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows that test it."""
-        return [] if self.about is None else [row for row in rows if self.about(row)]
+        """The rows that test it, as the paper counts: by blocks, where a model was measured by blocks."""
+        return [] if self.about is None else as_the_paper_counts([row for row in rows if self.about(row)])
+
+    def beside(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows that would test it, counted by branches."""
+        tested = self.tested(rows)
+        return [] if self.about is None else [row for row in rows if self.about(row) and row not in tested]
+
+
+def as_the_paper_counts(rows: Sequence[Row]) -> list[Row]:
+    blocks = {row["model"] for row in rows if row.get("granularity") == "block"}
+    return [row for row in rows if row["model"] not in blocks or row.get("granularity") != "branch"]
 
 
 def _beginning(*words: str) -> Callable[[Row], bool]:
@@ -67,9 +80,21 @@ def _too_easy(rows: Sequence[Row]) -> bool:
     return bool(text) and not any(row["measured"] for row in text)
 
 
+def _text_told(rows: Sequence[Row], others: Sequence[Row]) -> str:
+    """How the orders differ. If all answer alike, whether that is because nothing was lost."""
+    if not _too_easy(rows):
+        return _sentence([by_model(rows, ("better", "worse", "cannot tell"))])
+    lost = [row for row in others if row["quantity"].startswith("spectral against full inference")]
+    if not any(row["measured"] for row in lost):
+        return "No answer changes under any schedule, so the tasks are too easy."
+    return f"Every order answers alike, and differs from full inference ({_answered(lost)})."
+
+
 def _why_lost(rows: Sequence[Row], others: Sequence[Row]) -> str:
     worse = _saying(rows, "no")
     told = [f"significantly more is lost on {_names(worse)}" if worse else "nowhere significantly more"]
+    unsure = _saying(rows, "cannot tell")
+    told += [f"cannot tell on {_names(unsure)}"] if unsure else []
     return _sentence([*told, *(["the text tasks are too easy to tell"] if _too_easy(rows) else [])])
 
 
@@ -83,30 +108,56 @@ def _why_compared(experiment: str) -> Callable[[Sequence[Row], Sequence[Row]], s
     def why(rows: Sequence[Row], others: Sequence[Row]) -> str:
         held = [row for row in _pictures(others) if "held for good" in row["quantity"]]
         ruined = [f"every order raises the FID (× {_range(held, 1)})"] if held else []
-        said = by_model(rows, ("better", "worse", "cannot tell"))
-        return _sentence([said, *_missing(experiment, rows), *ruined])
+        words = ("better", "worse", "cannot tell")
+        lost = sum(RUINED in row.get("note", "") for row in rows)
+        nothing = f"in {lost} of {len(rows)} both orders have ruined their pictures, so FID ranks nothing"
+        told = [f"{nothing}{_by_fid(rows)}"] if lost else []
+        more = [row for row in others if row not in rows and row["model"] in {one["model"] for one in rows}]
+        more = [row for row in more if row["holds"] is not None and row["quantity"] in {r["quantity"] for r in rows}]
+        branches = [f"by branches {by_model(more, words)}"] if more else []
+        return _sentence([by_model(rows, words), *told, *branches, *_missing(experiment, rows), *ruined])
 
     return why
+
+
+def _by_fid(rows: Sequence[Row]) -> str:
+    """What was said of ruined pictures before the rule about them."""
+    said = [row["note"].split(BY_FID)[1] for row in rows if BY_FID in row.get("note", "")]
+    return f" (alone it would say: {said.count('yes')} better, {said.count('no')} worse)" if said else ""
 
 
 def _missing(experiment: str, rows: Sequence[Row]) -> list[str]:
     """The reference models that should have been compared, and were not. Of other models, nothing is missing."""
     here, known = {row["model"] for row in rows}, EXPERIMENTS[experiment].models
-    left = [model for model in known if model not in here] if here & set(known) else []
+    stands_in = {TOO_EASY} if here - set(known) else set()
+    left = [model for model in known if model not in here | stands_in] if here & set(known) else []
     return [f"{', '.join(left)} not measured"] if left else []
 
 
 def _of_ladder(rows: Sequence[Row], others: Sequence[Row]) -> str:
+    compiled = [{"measured": row["compiled"]} for row in rows]
+    told = f"; {_times(compiled)} with compiled branches" if any(one["measured"] for one in compiled) else ""
+    return f"{_times(rows)}{told}"
+
+
+def _times(rows: Sequence[Row]) -> str:
     return f"{_range(rows).replace(' to ', '× to ')}×"
 
 
 def _why_fast(rows: Sequence[Row], others: Sequence[Row]) -> str:
     """Which networks are as fast as the paper says, and which are not."""
     told = []
-    for holds, word in (("yes", "at least as fast as claimed"), ("no", "slower than claimed")):
-        each = [f"{row['model']} {number(row['measured'])}× (paper {row['paper']}×)" for row in _saying(rows, holds)]
+    words = {"yes": "at least as fast as claimed", "no": "slower than claimed", "cannot tell": "within the spread"}
+    for holds, word in words.items():
+        each = [f"{row['model']} {_both(row)} (paper {row['paper']}×)" for row in _saying(rows, holds)]
         told += [f"{word}: {', '.join(each)}"] if each else []
     return _sentence(told)
+
+
+def _both(row: Row) -> str:
+    """A speed-up, and that of compiled branches."""
+    compiled = f", compiled {number(row['compiled'])}×" if row["compiled"] else ""
+    return f"{number(row['measured'])}×{compiled}"
 
 
 def _complete(rows: Sequence[Row]) -> list[Row]:
@@ -124,7 +175,8 @@ def _saying(rows: Sequence[Row], holds: str) -> list[Row]:
 def _sentence(parts: Sequence[str]) -> str:
     """The parts as one sentence. Names of models keep their small letters."""
     text = "; ".join(parts)
-    return f"{text if text.startswith('tiny') else text[:1].upper() + text[1:]}."
+    named = text.startswith(("tiny-", "small-"))
+    return f"{text if named else text[:1].upper() + text[1:]}."
 
 
 def _why_bound(rows: Sequence[Row], others: Sequence[Row]) -> str:
@@ -143,7 +195,7 @@ CLAIMS = (
         "Weights alone identify branches that need not be recomputed (one setting, τ = 1, for all models).",
         "FID × 1.02 to 1.04; GSM8K −0.2 points",
         "operating-points",
-        _beginning("τ = 1: FID", "τ = 1: arithmetic", "τ = 1: gsm8k"),
+        _beginning("τ = 1: FID", "τ = 1: arithmetic", "τ = 1: gsm8k", "τ = 1: all tasks", "τ = 1: sums"),
         _lost,
         _why_lost,
     ),
@@ -161,10 +213,7 @@ CLAIMS = (
         "language",
         _beginning("spectral against depth", "spectral against random"),
         _compared,
-        lambda rows, others: (
-            f"{'No answer changes under any schedule, so the tasks are too easy. ' if _too_easy(rows) else ''}"
-            "Code and summaries need LLaDA-8B."
-        ),
+        lambda rows, others: f"{_text_told(rows, others)} Code and summaries need LLaDA-8B.",
     ),
     AbstractClaim(
         "The ranking is retained down to ten denoising steps.",
@@ -230,20 +279,26 @@ def _negative(rows: Sequence[Row]) -> str:
     return f" Significantly below zero on {_names(below)}." if below else ""
 
 
-def sources(records: Records, ladders: Ladders = ()) -> dict[str, Sequence[Row]]:
-    """The rows that claims are tested by: of each experiment, and of the ladder of the full-size networks."""
+def sources(records: Records, ladders: Ladders = (), text: Records = ()) -> dict[str, Sequence[Row]]:
+    """The rows that claims are tested by: of each experiment, and of the ladder of the full-size networks.
+
+    text  results of a language model whose tasks can tell. It stands in for the one whose tasks are too easy
+    """
     found: dict[str, Sequence[Row]] = {record["name"]: record["rows"] for record in records}
+    for record in text:
+        others = [row for row in found.get(record["name"], ()) if row["model"] != TOO_EASY]
+        found[record["name"]] = [*others, *record["rows"]]
     for ladder in reversed(ladders):  # the first that has them counts
         found |= {name: rows for name, rows in (("ladder", ladder_rows(ladder)), ("modes", mode_rows(ladder))) if rows}
     return found
 
 
-def abstract_rows(records: Records, ladders: Ladders = ()) -> list[tuple[str, ...]]:
+def abstract_rows(records: Records, ladders: Ladders = (), text: Records = ()) -> list[tuple[str, ...]]:
     """The one-screen table: a row for each claim, with the columns HEAD.
 
     ladders  what `python -m benchmarks.ladder` wrote; a later one serves where the ones before lack a mode
     """
-    known = sources(records, ladders)
+    known = sources(records, ladders, text)
     older = {record["name"] for record in records if record["provenance"].get("rejudged")}
     rows: list[tuple[str, ...]] = []
     for claim in CLAIMS:
@@ -273,10 +328,10 @@ def _measured_in(claim: AbstractClaim, records: Records) -> str:
     return f"See [{titles[0].rstrip('?')}](#{anchor(titles[0])})." if titles else ""
 
 
-def abstract_table(records: Records, ladders: Ladders = ()) -> list[str]:
+def abstract_table(records: Records, ladders: Ladders = (), text: Records = ()) -> list[str]:
     """The one-screen table, in Markdown."""
     head = [f"| {' | '.join(HEAD)} |", "|---|---|---|---|---|"]
-    return head + [f"| {' | '.join(row)} |" for row in abstract_rows(records, ladders)]
+    return head + [f"| {' | '.join(row)} |" for row in abstract_rows(records, ladders, text)]
 
 
 def verdict_of(rows: Sequence[Row]) -> str:
@@ -295,14 +350,17 @@ def by_model(rows: Sequence[Row], words: Sequence[str] = ("yes", "no", "cannot t
     return "; ".join(f"{', '.join(names)}: {told}" for told, names in models.items() if told)
 
 
-def models_table(records: Records) -> list[str]:
+def models_table(records: Records, text: Records = ()) -> list[str]:
     """Each claim that several models test, model by model, in Markdown: by the paper's metric, and by nearness."""
-    known = sources(records)
-    lines = [f"| the abstract says | {' | '.join(REFERENCE)} |", f"|---|{'---|' * len(REFERENCE)}"]
+    known = sources(records, (), text)
+    first = list(dict.fromkeys(row["model"] for record in text for row in record["rows"] if row["model"] != "LLaDA-8B"))
+    names = [*first, *REFERENCE]
+    lines = [f"| the abstract says | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
     for claim in CLAIMS:
         rows = known.get(claim.experiment, ())
+        every = [*rows, *(row for one in records if one["name"] == claim.experiment for row in one["rows"])]
         if claim.tested(rows):
-            cells = [_cell(claim, model, [row for row in rows if row["model"] == model]) for model in REFERENCE]
+            cells = [_cell(claim, name, [row for row in every if row["model"] == name]) for name in names]
             lines.append(f"| {claim.says} | {' | '.join(cells)} |")
     return lines
 
@@ -311,54 +369,18 @@ def _cell(claim: AbstractClaim, model: str, rows: Sequence[Row]) -> str:
     """What the rows of one model say of a claim. If none of them tests it, the claim is not about this model."""
     if not rows:
         return "not measured" if model in EXPERIMENTS[claim.experiment].models else ""
-    if not (tested := claim.tested(rows)):
+    unique = [row for i, row in enumerate(rows) if row not in rows[:i]]
+    if not (tested := claim.tested(unique)):
         return ""
-    told = by_model(tested).split(": ", 1)[1]
-    near = by_model(tested, nearness=True)
-    return f"{told}; nearer: {near.split(': ', 1)[1]}" if near else told
+    counted = {row.get("granularity") for row in tested}
+    told = _verdicts(tested)
+    if beside := claim.beside(unique):
+        return f"by blocks {told}; by branches {_verdicts(beside)}"
+    return f"by branches {told}" if counted == {"branch"} else f"by blocks {told}" if counted == {"block"} else told
 
 
-# The paper's settings: family and batch (or tokens) of the ladder -> its speed-up.
-SETTINGS = {"llada:512": 3.0, "dit:16": 3.0, "uvit:16": 2.8, "sdxl:8": 3.0}
-COMPLETE, PADDED, PADDED_PAPER = "jagged + compiled", "padded + compiled", 2.7
-
-
-def ladder_rows(ladder: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The speed of the complete system in the paper's settings, as rows of an experiment."""
-    return [
-        _timed("complete system", row, row["speedup_over_eager"], SETTINGS[row["case"]])
-        for row in _lifetimes(ladder, COMPLETE)
-        if row["case"] in SETTINGS
-    ]
-
-
-def mode_rows(ladder: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What graphs alone, and eliminating inactive branches, are worth on LLaDA-8B. One run must have timed both."""
-    padded = [row for row in _lifetimes(ladder, PADDED) if row["case"] == "llada:512"]
-    whole = [row for row in _lifetimes(ladder, COMPLETE) if row["case"] == "llada:512" and row["speedup_over_padded"]]
-    if not padded or not whole:
-        return []
-    return [
-        _timed("padded graph", padded[0], padded[0]["speedup_over_eager"], PADDED_PAPER),
-        _timed("over padded", whole[0], whole[0]["speedup_over_padded"], 1.0),
-        {**_timed("complete system", whole[0], whole[0]["speedup_over_eager"], 0.0), "holds": None},
-    ]
-
-
-def _lifetimes(ladder: Mapping[str, Any], mode: str) -> list[Row]:
-    """The rows of the paper's kind of schedule, run in this mode, with nothing given up or moved to the host."""
-    return [
-        row
-        for row in ladder["rows"]
-        if row["mode"] == mode and row["schedule"].startswith("lifetimes") and row["schedule"][-1] == "%"
-    ]
-
-
-def _timed(quantity: str, row: Row, fast: float, claimed: float) -> dict[str, Any]:
-    return {
-        "quantity": quantity,
-        "model": row["model"],
-        "measured": fast,
-        "paper": claimed,
-        "holds": "yes" if fast >= claimed else "no",
-    }
+def _verdicts(rows: Sequence[Row]) -> str:
+    """How many rows of one model say what, and what nearness says of them."""
+    told = by_model(rows).split(": ", 1)[1]
+    near = by_model(rows, nearness=True)
+    return f"{told} (nearer: {near.split(': ', 1)[1]})" if near else told

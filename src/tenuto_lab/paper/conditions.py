@@ -1,5 +1,6 @@
 """The conditions of an experiment: the models, the number of samples, and the trials measured so far."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ import torch
 
 import tenuto
 from tenuto.errors import TenutoError, UsageError
-from tenuto.models import Model, find, is_pipeline
+from tenuto.models import Model, find, is_pipeline, open_model
 from tenuto.sampling.pictures import vae_of
 from tenuto.scheduling.units import Granularity
 from tenuto_lab.frontier.cases import CAPTIONS, asked_for
@@ -22,6 +23,7 @@ from tenuto_lab.paper.drawing_bench import PictureBench
 from tenuto_lab.paper.trials import Bench, as_dtype
 from tenuto_lab.paper.writing_bench import ANSWER, TextBench, read_problems
 
+OFTEN = 20.0  # seconds between two lines about a trial
 REFERENCE = ("tiny-llada", "tiny-dit", "tiny-uvit", "tiny-sdxl")
 Say = Callable[[str], object]
 T = TypeVar("T")
@@ -48,6 +50,7 @@ class Protocol:
     captions: Path | None = None  # one a line, for a model that draws captions
     problems: Path | None = None  # JSONL, for a model that writes
     answer_length: int = ANSWER  # tokens of an answer
+    tasks: tuple[str, ...] = ()  # of a model that writes; by default all of its problems
     inception: Path | None = None  # weights; with `reference`, pictures are judged by Inception features
     reference: Path | None = None  # real pictures, or their statistics
     batch: int | None = None  # samples at a time
@@ -57,11 +60,30 @@ class Protocol:
             raise UsageError(
                 "Inception judges against real pictures: name them, or their statistics, with --reference."
             )
+        if self.guidance is not None and not 0 <= self.guidance < math.inf:
+            raise UsageError(f"Guidance must be neither negative nor infinite, and {self.guidance} is.")
+
+    def check_used(self, models: Sequence[str]) -> None:
+        """Refuse an option that none of these models can use. Reads configs, and no weights."""
+        asked = {open_model(name).architecture.asks_for for name in models}
+        writes, draws = "prompt" in asked, bool(asked - {"prompt"})
+        for option, given, used, kind in (
+            ("--problems", self.problems, writes, "write"),
+            ("--task", self.tasks, writes, "write"),
+            ("--answer-length", self.answer_length != ANSWER, writes, "write"),
+            ("--captions", self.captions, "caption" in asked, "draw captions"),
+            ("--vae", self.vae, draws, "draw"),
+            ("--guidance", self.guidance is not None, draws, "draw"),
+            ("--inception", self.inception, draws, "draw"),
+            ("--reference", self.reference, draws, "draw"),
+        ):
+            if given and not used:
+                raise UsageError(f"{option} is for models that {kind}, and {', '.join(models)} does nothing with it.")
 
     def described(self) -> dict[str, Any]:
         """What the results depend on, for their provenance."""
         given = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {name: str(value) for name, value in given.items() if value is not None}
+        return {name: str(value) for name, value in given.items() if value not in (None, ())}
 
 
 @dataclass
@@ -76,6 +98,7 @@ class Lab:
     granularities: Sequence[Granularity] = ("branch",)
     protocol: Protocol = field(default_factory=Protocol)
     text_samples: int | None = None  # for each seed, of a model that writes; None: `samples`
+    orders: int = 10  # random orders
     ends: float | None = None  # the monotonic time after which no new trial begins
     made: dict[str, Any] = field(default_factory=dict)  # commit and hardware of trials that were made elsewhere
     only: frozenset[tuple[str, str]] | None = None  # pairs of model and granularity; None: all
@@ -84,7 +107,8 @@ class Lab:
     takes_time: bool = True  # False: other work runs on the same device, so nothing is timed
     seen: set[str] = field(default_factory=set)  # the names of the trials so far
     warned: set[str] = field(default_factory=set)  # what was said to be missing
-    fresh: int = 0  # how many of them were measured now, not read from the journal
+    took: list[float] = field(default_factory=list)  # seconds of each of them that was measured now
+    said_at: float = 0.0  # when the progress within a trial was said last
     _benches: dict[str, Bench] = field(default_factory=dict)
 
     def once(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -102,8 +126,9 @@ class Lab:
     def _measured(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         if self.is_over:
             raise OutOfTime("the time is over. The same command with --resume goes on here.")
-        self.fresh += 1
+        begun = self.said_at = time.monotonic()
         found = measure()
+        self.took.append(time.monotonic() - begun)
         if self.journal is not None:
             self.journal.note(self._entry(name), found)
         return found
@@ -129,6 +154,22 @@ class Lab:
             return known
         return self._measured(name, measure)
 
+    def within(self, part: str) -> None:
+        """Say how far a trial is, but not often."""
+        if time.monotonic() - self.said_at >= OFTEN:
+            self.said_at = time.monotonic()
+            self.say(f"… {part}")
+
+    @property
+    def resumed(self) -> bool:
+        """Whether some trials were measured by an earlier part of this run."""
+        return len(self.took) < len(self.seen)
+
+    def left(self, total: int) -> float:
+        """About how many seconds are left. Entries that are much quicker than the longest one are no trials."""
+        slow = [one for one in self.took if one >= max(self.took) / 10]
+        return max(0, total - len(self.seen)) * sum(slow) / len(slow) if slow else 0.0
+
     @property
     def is_over(self) -> bool:
         """Whether the time of this run is over."""
@@ -144,7 +185,12 @@ class Lab:
             made = self._writer(model) if model.architecture.asks_for == "prompt" else self._drawer(model)
             made.takes_time = self.takes_time
             self._benches[name] = made
+        self._benches[name].tell = self.within
         return self._benches[name]
+
+    def fingerprints(self) -> dict[str, str]:
+        """Of the weights of every model that was loaded, by its last name."""
+        return {Path(name).name: bench.fingerprint for name, bench in self._benches.items() if name in self.models}
 
     def benches(self) -> list[Bench]:
         """A bench for each model and each granularity."""
@@ -164,17 +210,14 @@ class Lab:
     def _writer(self, model: Model) -> TextBench:
         given = self.protocol
         posed = None if given.problems is None else read_problems(given.problems, model)
-        return TextBench(
-            model, self.text_samples or self.samples, range(self.seeds), posed, given.answer_length, given.batch
-        )
+        count = self.text_samples or self.samples
+        return TextBench(model, count, range(self.seeds), posed, given.answer_length, given.batch, only=given.tasks)
 
     def _drawer(self, model: Model) -> PictureBench:
         given, by_class = self.protocol, model.architecture.asks_for == "class"
         whole = is_pipeline(find(model.name))
-        if given.captions is not None and by_class:
-            raise UsageError(f"{model.name} draws classes; --captions is not for it.")
         labels, wanted = asked_for(model, self.samples)
-        if given.captions is not None:
+        if given.captions is not None and not by_class:
             lines = read_captions(given.captions)
             wanted = [lines[i % len(lines)] for i in range(self.samples)]
         elif whole and not by_class:

@@ -56,6 +56,8 @@ class PictureBench(ModelBench):
         self.wanted, self.judge, self.labels, self.vae = list(wanted), judge, labels, vae
         self.guidance = GUIDANCE.get(self.family) if guidance is None else guidance
         self.batch = min(samples, batch or (256 if self.on_gpu else 32))
+        self.chance = None if labels is None else 1 / len(set(labels))
+        self._noise: float | None = None  # FID of noise
         many = samples * len(seeds)
         if judge is not None and many < judge.least:
             self.lacks = (
@@ -115,13 +117,22 @@ class PictureBench(ModelBench):
 
     def _draw_all(self, executor: Executor, steps: int, solver: Solver) -> tuple[list[Tensor], float | None]:
         if not self.takes_time:
-            return [self.draw(executor, steps, solver, seed) for seed in self.seeds], None
+            return [self._round(executor, steps, solver, seed) for seed in self.seeds], None
         # Warm-up: a GPU records graphs for whole batches; on a CPU one sample is enough.
         self.draw(executor, steps, solver, self.seeds[0], self.batch if self.on_gpu else 1)
         if isinstance(executor, Rival):
             executor.forget()
-        drawn = [timed(partial(self.draw, executor, steps, solver, seed), self.model.device) for seed in self.seeds]
+        drawn = [timed(partial(self._round, executor, steps, solver, seed), self.model.device) for seed in self.seeds]
         return [images for images, _ in drawn], sum(took for _, took in drawn) / (len(drawn) * self.samples)
+
+    def _round(self, executor: Executor, steps: int, solver: Solver, seed: int) -> Tensor:
+        """The pictures of one seed, a batch at a time."""
+        parts = []
+        for first in range(0, self.samples, self.batch):
+            parts.append(self.draw(executor, steps, solver, seed, min(self.batch, self.samples - first), first))
+            done, all_of = seed * self.samples + first + len(parts[-1]), self.samples * len(self.seeds)
+            self.tell(f"{done} of {all_of} pictures")
+        return torch.cat(parts)
 
     def _judge(self, found: Trial, images: Sequence[Tensor], base: int) -> None:
         judge = self.judge
@@ -137,6 +148,16 @@ class PictureBench(ModelBench):
             return
         found.figures["fid"], found.figures["full_fid"] = distance.interval, full.interval
         found.figures["fid_delta"] = distance.beyond(full)
+        if self.chance is None and (noise := self._noise_fid(images)) is not None:
+            found.figures["noise_fid"] = noise, noise, noise
         found.draws["fid"] = distance.drawn.tolist()
         each = [judge.value(one) for one in images] if len(self.seeds) > 1 else []
         found.of_seeds["fid"] = [one for one in each if one is not None]
+
+    def _noise_fid(self, images: Sequence[Tensor]) -> float | None:
+        """The FID of as much white noise: what is as bad shows nothing."""
+        if self._noise is None and self.judge is not None:
+            generator = torch.Generator().manual_seed(0)
+            noise = 2 * torch.rand(len(images) * self.samples, *images[0].shape[1:], generator=generator) - 1
+            self._noise = self.judge.value(noise)
+        return self._noise

@@ -80,8 +80,9 @@ def noted(row: Mapping[str, Any]) -> str:
 
 def rejudged(record: Mapping[str, Any]) -> str:
     """What to say of a result whose verdicts were made later than its measurements."""
-    made = record["provenance"].get("rejudged")
-    return "" if not made else f" The verdicts were made later from these measurements: {made}."
+    made, ruined = (record["provenance"].get(name) for name in ("rejudged", "restated"))
+    told = f" The verdicts were made later from these measurements: {made}." if made else ""
+    return told + (f" Later rules were applied to them: {ruined}." if ruined else "")
 
 
 def rests_on(record: Mapping[str, Any]) -> str:

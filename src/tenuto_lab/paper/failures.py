@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from tenuto.sampling.masked import generate_tokens
 from tenuto.showing.images import grid, png_bytes
 from tenuto_lab.frontier.writing import as_expected
 from tenuto_lab.judging.verdicts import Verdict
@@ -15,10 +14,11 @@ from tenuto_lab.paper.drawing_bench import PictureBench
 from tenuto_lab.paper.experiment_results import ClaimRow, ExperimentResult, Figure, Panel, spread
 from tenuto_lab.paper.trials import Way
 from tenuto_lab.paper.ways import in_full, ours, spectral
-from tenuto_lab.paper.writing_bench import ANSWER, TextBench
+from tenuto_lab.paper.writing_bench import TextBench
 
 TAUS = (0.5, 1.0, 2.0)
 SHOWN = 8  # samples shown for each way
+SUMS = "arithmetic"  # the task whose answers carry
 HIGH = 0.5  # share of the highest frequency; above it lies fine texture
 
 
@@ -45,25 +45,14 @@ def failures(lab: Lab) -> ExperimentResult:
                 )
         elif isinstance(bench, TextBench):
             found = lab.once(f"{bench.model.name}: failures", partial(_answers, bench, ways))
-            for name, one in found.items():
-                shown = "; ".join(one["wrong"][:2])
-                rows.append(
-                    ClaimRow(
-                        f"{name}: wrong sums among {one['asked']} that carry, share",
-                        bench.model.name,
-                        None,
-                        one["carrying"],
-                        holds=_carried(name == "τ = 2", one["carrying"], one["plain"]),
-                        note=f"without a carry {one['plain']:.2f}" + (f"; e.g. {shown}" if shown else ""),
-                    )
-                )
+            rows += [_wrong(bench, name, one) for name, one in found.items()]
     return ExperimentResult(
         rows,
         (_noise(rows) if panels else "")
         + "The paper names the first thing that breaks: fine texture of pictures, carries of sums.",
         Figure("pictures", panels) if panels else None,
         "Object counts and small lettering, which the paper names for SDXL, cannot be seen in 32 x 32 pictures.",
-        f"{SHOWN} pictures of each model, and {lab.samples * lab.seeds} sums",
+        f"{SHOWN} pictures of each model, and {(lab.text_samples or lab.samples) * lab.seeds} sums",
     )
 
 
@@ -101,24 +90,37 @@ def _texture(images: torch.Tensor) -> float:
     return float(spectrum[..., torch.maximum(rows, columns) > HIGH / 2].sum() / len(images))
 
 
+def _wrong(bench: TextBench, way: str, one: dict[str, Any]) -> ClaimRow:
+    """How many answers are wrong. Only sums carry, and the paper's claim is about those that do."""
+    shown = f"; e.g. {'; '.join(one['wrong'][:2])}" if one["wrong"] else ""
+    if SUMS not in bench.asked:
+        quantity = f"{way}: wrong answers among {one['asked']} of the kind {bench.asked[0]}, share"
+        return ClaimRow(quantity, bench.model.name, None, one["share"], note=f"these problems carry nothing{shown}")
+    quantity = f"{way}: wrong sums among {one['asked']} that carry, share"
+    holds = _carried(way == "τ = 2", one["share"], one["plain"])
+    note = f"without a carry {one['plain']:.2f}{shown}"
+    return ClaimRow(quantity, bench.model.name, None, one["share"], holds=holds, note=note)
+
+
 def _answers(bench: TextBench, ways: dict[str, Way]) -> dict[str, Any]:
-    posed = [problem for seed in bench.seeds for problem in bench.some("arithmetic", seed)]
-    codec = bench.model.tokenizer
+    """The wrong answers of each way; of sums, those that carry apart from the others."""
+    task = SUMS if SUMS in bench.asked else bench.asked[0]
+    posed = [problem for seed in bench.seeds for problem in bench.some(task, seed)]
+    asked = [bench.model.tokenizer.decode(problem["prompt"]) for problem in posed]
+    carries = [task != SUMS or _carries(question) for question in asked]
     found = {}
     for name, way in ways.items():
-        prompts, sampling = [problem["prompt"] for problem in posed], bench.sampling(ANSWER, ANSWER)
-        written = generate_tokens(way(ANSWER, 1), prompts, sampling=sampling, batch=len(posed)).tolist()
-        solved = as_expected(written, posed, bench.model.config.eos_token_id)
+        written = bench.answers(way, task, bench.steps)
+        solved = as_expected(written, posed, bench.end)
         wrong: dict[bool, list[bool]] = {True: [], False: []}
         told: list[str] = []
-        for problem, row, right in zip(posed, written, solved, strict=True):
-            question = codec.decode(problem["prompt"])
-            wrong[_carries(question)].append(not right)
+        for question, carrying, row, right in zip(asked, carries, written, solved, strict=True):
+            wrong[carrying].append(not right)
             if not right:
-                told.append(f"{question.strip()[-60:]} → {codec.decode(row)[:12]!r}")
+                told.append(f"{question.strip()[-60:]} → {bench.model.tokenizer.decode(row)[:12]!r}")
         found[name] = {
             "asked": len(wrong[True]),
-            "carrying": _share(wrong[True]),
+            "share": _share(wrong[True]),
             "plain": _share(wrong[False]),
             "wrong": told[:4],
         }

@@ -62,7 +62,7 @@ def horizons(lab: Lab) -> ExperimentResult:
             full, found, default = measured
             for place, (order, trials) in enumerate(found.items()):
                 said = {} if claimed is None else {"task" if bench.writes else "fid": claimed[place] / unit}
-                rows += quality_rows(bench, f"{title}: {order}", trials[0], full, said, claims=False)[:1]
+                rows += quality_rows(bench, f"{title}: {order}", trials[0], full, said, claims=False)[:2]
                 lines[order].append((steps, float(np.mean([drawn_value(bench, one) for one in trials]))))
             rows += quality_rows(bench, f"{title}: Tenuto's default", default, full, {}, claims=False)[:1]
             lines["Tenuto's default"].append((steps, drawn_value(bench, default)))
@@ -70,7 +70,7 @@ def horizons(lab: Lab) -> ExperimentResult:
             for place, other in enumerate(list(ORDERS)[1:], 1):
                 gain = None if claimed is None else abs(claimed[place] - claimed[0]) / unit
                 pair = found["spectral"][0], found[other]
-                rows.append(comparison(bench, f"{title}: spectral", other, pair, paper=gain))
+                rows.append(comparison(bench, f"{title}: spectral", other, pair, paper=gain, full=full))
         if not lines["spectral"]:
             raise OutOfTime("no horizon of it is complete")
         title = f"{bench.model.name}, by {bench.granularity}"

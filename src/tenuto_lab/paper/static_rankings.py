@@ -1,7 +1,7 @@
 """Does the score order the units better than other numbers do, at the same work?
 
-Every experiment takes its rankings from here: one orientation of each, measured once on the network, and ten random
-orders.
+Every experiment takes its rankings from here: one orientation of each, measured once on the network, and several
+random orders.
 """
 
 from dataclasses import replace
@@ -20,7 +20,6 @@ from tenuto_lab.paper.ways import BUDGETS, FULL, comparison, in_full, named, qua
 from tenuto_lab.probing.sensitivity import orientation
 from tenuto_lab.scoring.scores import Scores
 
-RANDOM = 10  # random orders
 REFRESHED = 0.25  # the budget at which rankings choose the units with an extra refresh
 # The paper: GSM8K for LLaDA, FID for the others, in the order of NAMES.
 PAPER: dict[str, tuple[float, ...]] = {
@@ -70,7 +69,7 @@ def ranked(
             steps,
             timed=timed and seed == 0,
         )
-        for seed in range(RANDOM if ranking == "random" else 1)
+        for seed in range(lab.orders if ranking == "random" else 1)
     ]
 
 
@@ -100,11 +99,17 @@ def rankings(lab: Lab) -> ExperimentResult:
             )
         fresh: dict[str, Trial] = {}
         if not bench.writes and bench.granularity == "branch":
-            fresh = lab.optional(f"{name}: refreshed", partial(_refreshed, lab, bench, turned)) or {}
+            fresh = (
+                lab.optional(
+                    f"{name} with extra refreshes, which are not the paper's,", partial(_refreshed, lab, bench, turned)
+                )
+                or {}
+            )
         for place, ranking in enumerate(list(NAMES)[:-1]):
             against = frozen[OURS][0], frozen[ranking]
             told = f"oriented {turned[ranking]:+d}"
-            rows.append(comparison(bench, OURS, ranking, against, paper=_gain(bench, place), note=told))
+            gain = _gain(bench, place)
+            rows.append(comparison(bench, OURS, ranking, against, paper=gain, note=told, full=full))
             if fresh:
                 pair = fresh[OURS], fresh[ranking]
                 rows.append(comparison(bench, f"refreshed: {OURS}", ranking, pair, None, note=told))

@@ -109,6 +109,8 @@ class Bench(Protocol):
     granularity: Granularity  # of the paper's schedules
     tasks: tuple[str, ...]  # of a model that writes; the first stands for the paper's GSM8K
     takes_time: bool  # whether trials are timed
+    tell: Callable[[str], object]  # receives how far a trial is
+    chance: float | None  # how often a picture shows the class asked for by chance; None: the judge knows no classes
     lacks: str  # what the paper's metric lacks here, in a sentence; empty: nothing
 
     @property
@@ -120,6 +122,11 @@ class Bench(Protocol):
 
     @property
     def scores(self) -> Scores: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the weights."""
+        ...
 
     def trial(self, way: Way, steps: int | None = None, base: int | None = None, solver: Solver = "ddim") -> Trial:
         """A way at `steps` steps, compared with the full run of `base` steps (by default, the same number)."""
@@ -140,6 +147,8 @@ class ModelBench:
     granularity: Granularity = "branch"
     tasks: tuple[str, ...] = ()
     takes_time = True
+    tell: Callable[[str], object] = staticmethod(lambda part: None)
+    chance: float | None = None
     lacks = ""
 
     def __init__(self, model: Model, samples: int, seeds: range) -> None:
@@ -160,6 +169,10 @@ class ModelBench:
     @property
     def scores(self) -> Scores:
         return at_granularity(self.branch_scores, self.granularity)
+
+    @property
+    def fingerprint(self) -> str:
+        return self.branch_scores.fingerprint
 
     def at(self, granularity: Granularity) -> Self:
         self.branch_scores  # noqa: B018  computed once, before the copy

@@ -31,6 +31,10 @@ UNITS = {"psnr": "dB", "same tokens": "equal tokens"}
 NEAR = {"psnr": 1.0, "same tokens": 0.01}  # differences that count as alike: dB, share of tokens
 NO_FID = "FID was not measured: there is no judge for these pictures, or too few of them"
 SATURATED = "saturated: no sample differs"
+TELLING = 0.60, 0.95  # share of right answers of full inference; outside, a task is too hard or too easy to tell
+RUINED = "both ruined"  # see `ruined`
+BY_FID = "by FID alone: "  # the verdict that a later rule took back
+NOISE = 0.5  # share of the FID of noise
 Claim = Literal["better", "alike"]
 
 
@@ -153,8 +157,9 @@ def quality_rows(
             claimed = paper.get("task" if place == 0 else task)
             said = at_least(change, claimed) if claims and claimed is not None else None
             quantity = f"{way}: {task}, change in the share of right answers"
-            note = _noted(_deviation(trial, task), SATURATED if said and change[1] == change[2] else "")
-            row = ClaimRow.of(quantity, name, claimed, change, said, note, near)
+            why = (SATURATED if change[1] == change[2] else beyond(full, task)) if said else ""
+            row = ClaimRow.of(quantity, name, claimed, change, said, _noted(_deviation(trial, task), why), near)
+            row = undecided(row) if why else row
             rows.append(replace(row, said=in_papers_unit(bench.family, claimed, gain=False) if place == 0 else ""))
     elif "fid_delta" in trial.figures:
         increase = relative(trial.figures["fid_delta"], trial.figures["full_fid"][0])
@@ -186,12 +191,14 @@ def comparison(
     margin: float = 0.0,
     task: str | None = None,
     note: str = "",
+    full: Trial | None = None,
 ) -> ClaimRow:
     """Two ways at the same work, over the same noise: how much better the first is by the paper's metric.
 
     trials  the second may be several trials of one kind (random orders); then their spread counts, too
     paper   how much better it is in the paper, in the same unit: a share of full inference's FID, or of right answers
     margin  of the claim that both are alike
+    full    full inference, which says whether a task can tell
     """
     first, others = trials[0], [trials[1]] if isinstance(trials[1], Trial) else list(trials[1])
     near_gain, near_p = joined([difference(first, second, bench.quality) for second in others])
@@ -211,10 +218,45 @@ def comparison(
             row = ClaimRow(quantity, bench.model.name, paper, None, holds=unsure, note=told, nearness=near)
             return _of(bench, row, in_papers_unit(bench.family, paper, gain=True))
         gain, p = joined([(each, None) for each in found])
-    told = _noted(note, f"{len(others)} orders" if len(others) > 1 else "", SATURATED if gain[1] == gain[2] else "")
+    why = _why_undecided(bench, [first, *others], gain, None if full is None or task is None else beyond(full, task))
+    told = _noted(note, f"{len(others)} orders" if len(others) > 1 else "", why)
     said = _evidence(gain, p, claim, margin)
     row = ClaimRow.of(quantity, bench.model.name, paper, gain, said, told, near)
+    row = undecided(row) if why and claim else row
     return _of(bench, row, in_papers_unit(bench.family, paper, gain=True))
+
+
+def _why_undecided(bench: Bench, trials: Sequence[Trial], gain: Interval, beyond: str | None) -> str:
+    if gain[1] == gain[2]:
+        return SATURATED
+    if all(ruined(trial, bench.chance) for trial in trials):
+        return RUINED
+    return beyond or ""
+
+
+def undecided(row: ClaimRow) -> ClaimRow:
+    """A row whose metric cannot tell. It is no comparison that Holm's correction should count."""
+    return replace(row, evidence=None, holds="cannot tell")
+
+
+def ruined(trial: Trial, chance: float | None) -> bool:
+    """Whether nothing is left of the pictures, so that their FID does not rank this way.
+
+    A judge that knows the classes sees the class asked for no more often than by chance: the 95 % interval of this
+    share reaches down to chance. Without such a judge: the FID is at least half of what white noise gets.
+    """
+    if chance is not None and "agreement" in trial.values:
+        return trial.mean("agreement")[1] <= chance
+    noise = trial.figures.get("noise_fid")
+    return noise is not None and trial.figures["fid"][0] >= NOISE * noise[0]
+
+
+def beyond(full: Trial, task: str) -> str:
+    """Why a task cannot tell: full inference is right too often, or too seldom. Empty if it can."""
+    right, (least, most) = full.mean(task)[0], TELLING
+    return (
+        "" if least <= right <= most else f"full inference is right in {right:.0%}, outside {least:.0%} to {most:.0%}"
+    )
 
 
 def joined(found: Sequence[tuple[Interval, float | None]]) -> tuple[Interval, float | None]:

@@ -6,10 +6,11 @@ The problems come from `problems.json` beside the model, or from a JSONL file:
     {"task": "text", "prompt": "The opening words of something to continue"}
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,9 +23,9 @@ from tenuto.sampling.masked import MaskedSampling, generate_tokens, sampling_for
 from tenuto.sampling.pictures import Solver
 from tenuto_lab.frontier.measurements import timed, work_of
 from tenuto_lab.frontier.points import everything
-from tenuto_lab.frontier.writing import distinct, share_of, solved
+from tenuto_lab.frontier.writing import as_expected, distinct, share_of
 from tenuto_lab.full_size.answer_metrics import METRICS, RUNS_CODE, check_metric
-from tenuto_lab.judging.judges import Problem, TextJudge, problems, text_judge
+from tenuto_lab.judging.judges import Problem, TextJudge, answer_lengths, problems, text_judge
 from tenuto_lab.paper.trials import ModelBench, Trial, Way
 
 ANSWER = 16  # tokens of an answer to a problem
@@ -33,10 +34,27 @@ TOGETHER = 300  # continuations that are written at a time
 CONTINUED = "text"  # the task whose prompts are continued freely
 Metric = Callable[[str, Sequence[str]], float]
 ORDER = ("arithmetic", "gsm8k", "needle")  # the first of them stands for the paper's GSM8K
+ALL = "all tasks"  # the problems of all kinds together
+T = TypeVar("T")
+
+
+@dataclass
+class Written:
+    """What one way writes: an answer to every problem, and a continuation where there is something to continue."""
+
+    answers: dict[str, list[list[int]]]  # of each task, ordered by seed
+    seconds: float | None  # a continuation, or an answer if nothing is continued; None: not timed
+    work: tuple[float, float]  # computed unit-steps and FLOPs, as shares of full inference's at as many steps
+    text: Tensor | None = None
+    loss: Tensor | None = None  # of each continuation, in nats a token
 
 
 class TextBench(ModelBench):
-    """quality: same tokens, the share of tokens equal to the full run's. Each seed uses different problems."""
+    """quality: same tokens, the share of tokens equal to the full run's. Each seed uses different problems.
+
+    tasks  the first stands for the paper's GSM8K. It is ALL, the problems of all kinds together, if there are several
+           kinds and none of them is arithmetic
+    """
 
     steps = 100
     quality = "same tokens"
@@ -51,18 +69,24 @@ class TextBench(ModelBench):
         posed: dict[str, list[Problem]] | None = None,
         answer_length: int = ANSWER,
         batch: int | None = None,
+        only: Sequence[str] = (),
     ) -> None:
         super().__init__(model, samples, seeds)
         # All seeds together, if the model is the small one; a large one is given one seed's problems at a time.
         self.batch = batch or (min(samples * len(seeds), TOGETHER) if posed is None else samples)
-        self.problems = problems_beside(model) if posed is None else posed
+        self.problems = _chosen(problems_beside(model) if posed is None else posed, only)
         known = [task for task in self.problems if task != CONTINUED]
-        self.tasks = tuple(sorted(known, key=lambda task: ORDER.index(task) if task in ORDER else len(ORDER)))
-        if not self.tasks:
+        self.asked = tuple(sorted(known, key=lambda task: ORDER.index(task) if task in ORDER else len(ORDER)))
+        if not self.asked:
             raise UsageError("There is no problem with an answer, so nothing can be right or wrong.")
-        self.answer_length = answer_length
+        alone = len(self.asked) == 1 or self.asked[0] in ORDER
+        self.tasks = self.asked if alone else (ALL, *self.asked)
+        lengths = answer_lengths(find(model.name)) if posed is None else {}
+        self.lengths = {task: lengths.get(task, answer_length) for task in self.asked}
+        self.block = ANSWER if lengths else answer_length  # tokens that are written together
         # The shipped judge reads tiny-llada's tokens, and no other model's.
-        self.judge: TextJudge | None = text_judge(model.device) if posed is None else None
+        continued = posed is None and CONTINUED in self.problems
+        self.judge: TextJudge | None = text_judge(model.device) if continued else None
         least = min(self.problems, key=lambda task: len(self.problems[task]))
         if samples * len(seeds) > len(self.problems[least]):
             raise UsageError(
@@ -70,30 +94,25 @@ class TextBench(ModelBench):
                 f"{samples} would ask some of them twice and count them as new ones. Take --samples "
                 f"{max(1, len(self.problems[least]) // len(seeds))} at most, or fewer seeds."
             )
-        self._full: dict[int, tuple[Tensor, float | None, Tensor | None]] = {}
+        self._full: dict[int, Written] = {}
 
     def trial(self, way: Way, steps: int | None = None, base: int | None = None, solver: Solver = "ddim") -> Trial:
         steps = steps or self.steps
         base = base or steps
         if base not in self._full:
-            eager = Executor(self.model.network, everything(self.scores, base), mode="eager")
-            self._full[base] = self._written(eager, base)
-        full, full_seconds, full_loss = self._full[base]
-        executor = way(steps, BLOCKS)
-        tokens, seconds, loss = self._written(executor, steps)
-        work, flop_work = work_of(executor, self.model.units, steps / base)
-        answering = min(self.answer_length, max(1, round(self.answer_length * steps / self.steps)))
-        found = Trial(seconds, full_seconds, work, flop_work, {})
-        executor = way(answering, 1)
-        for task in self.tasks:
-            found.values[task] = self._answered(executor, task, answering)
-        if "needle" in self.tasks:
-            found.values["needle, longest"] = self._answered(executor, "needle", answering, longest=True)
-        executor.release()
-        found.values["same tokens"] = (tokens == full).double().mean(1).tolist()
-        found.values["distinct"] = [distinct(row) for row in tokens.tolist()]
-        if loss is not None and full_loss is not None:
-            found.values["likelihood"] = (full_loss - loss).tolist()  # nats a token above the full run's
+            self._full[base] = self._written(self._eager, base)
+        full, made = self._full[base], self._written(way, steps)
+        work, flop_work = (share * steps / base for share in made.work)
+        found = Trial(made.seconds, full.seconds, work, flop_work, {})
+        right = {task: as_expected(made.answers[task], self._posed(task), self.end) for task in self.asked}
+        found.values = {ALL: self._by_seed(right)} if ALL in self.tasks else {}
+        found.values |= right
+        if "needle" in self.asked:
+            found.values["needle, longest"] = self._longest_needles(way, steps)
+        found.values["same tokens"] = self._alike(made, full)
+        found.values["distinct"] = [distinct(row) for row in self._rows(made)]
+        if made.loss is not None and full.loss is not None:
+            found.values["likelihood"] = (full.loss - made.loss).tolist()  # nats a token above the full run's
         for name, values in found.values.items():
             if name != "needle, longest":  # which are the same problems for every seed
                 found.of_seeds[name] = self.of_each_seed(values)
@@ -106,28 +125,48 @@ class TextBench(ModelBench):
         return lambda executor: generate_tokens(executor, asked, sampling=sampling, batch=len(asked))
 
     @property
-    def _continued(self) -> str:
-        return CONTINUED if CONTINUED in self.problems else self.tasks[0]
+    def end(self) -> int:
+        """The token that ends a text."""
+        found: int = self.model.config.eos_token_id
+        return found
 
-    def _written(self, executor: Executor, steps: int) -> tuple[Tensor, float | None, Tensor | None]:
-        """Continuations, seconds per continuation if they are timed, and their negative log-likelihood."""
-        sampling = self.sampling(steps, LENGTH, BLOCKS)
-        prompts = [one["prompt"] for seed in self.seeds for one in self.some(self._continued, seed)]
-        write = partial(generate_tokens, executor, sampling=sampling, batch=self.batch)
+    @property
+    def _continued(self) -> str:
+        return CONTINUED if CONTINUED in self.problems else self.asked[0]
+
+    def _eager(self, steps: int, blocks: int) -> Executor:
+        return Executor(self.model.network, everything(self.scores, steps), mode="eager")
+
+    def _written(self, way: Way, steps: int) -> Written:
+        """Everything that a way writes."""
+        answers, spent, work = {}, 0.0, (1.0, 1.0)
+        for task in self.asked:
+            evaluations, blocks = self._shape(task, steps)
+            executor = way(evaluations, blocks)
+            write = partial(self._answered, executor, task, evaluations, self._posed(task))
+            answers[task], took = timed(write, self.model.device)
+            work = work_of(executor, self.model.units, 1.0)
+            executor.release()
+            spent += took
+        if CONTINUED not in self.problems:
+            many = sum(map(len, answers.values()))
+            return Written(answers, spent / many if self.takes_time else None, work)
+        executor, sampling = way(steps, BLOCKS), self.sampling(steps, LENGTH, BLOCKS)
+        prompts = [one["prompt"] for one in self._posed(CONTINUED)]
+        continue_all = partial(generate_tokens, executor, sampling=sampling, batch=self.batch)
         if self.takes_time:
-            write(prompts[: self.batch] if self.on_gpu else prompts[:1])  # warm-up
-        written, took = timed(partial(write, prompts), self.model.device)
-        tokens = written.cpu()
+            continue_all(prompts[: self.batch] if self.on_gpu else prompts[:1])  # warm-up
+        written, took = timed(partial(continue_all, prompts), self.model.device)
+        tokens, loss = written.cpu(), None
+        work = work_of(executor, self.model.units, 1.0)
         executor.release()
-        loss = None
         if self.judge is not None:
             asked = torch.tensor(prompts)
             loss = self.judge.nll(torch.cat([asked, tokens], dim=1), asked.shape[1]).double().cpu()
-        return tokens, took / len(tokens) if self.takes_time else None, loss
+        return Written(answers, took / len(tokens) if self.takes_time else None, work, tokens, loss)
 
     def seconds(self, way: Way | None, steps: int, solver: Solver = "ddim") -> float:
-        eager = Executor(self.model.network, everything(self.scores, steps), mode="eager")
-        executor = eager if way is None else way(steps, BLOCKS)
+        executor = (way or self._eager)(steps, BLOCKS)
         prompts = [one["prompt"] for one in self.some(self._continued, self.seeds[0])]
         sampling = self.sampling(steps, LENGTH, BLOCKS)
         write = partial(generate_tokens, executor, prompts, sampling=sampling, batch=self.batch)
@@ -136,23 +175,64 @@ class TextBench(ModelBench):
         executor.release()
         return took
 
-    def _answered(self, executor: Executor, task: str, steps: int, longest: bool = False) -> list[float]:
-        """Whether each problem was solved: only the longest problems, or the share of each seed."""
-        sampling, end = self.sampling(steps, self.answer_length), self.model.config.eos_token_id
-        shares = [self._longest(task)] if longest else [self.some(task, seed) for seed in self.seeds]
-        posed = [one for share in shares for one in share]
-        parts = [posed[first : first + self.batch] for first in range(0, len(posed), self.batch)]
-        return [float(one) for part in parts for one in solved(executor, part, sampling, end)]
+    def answers(self, way: Way, task: str, steps: int, posed: Sequence[Problem] | None = None) -> list[list[int]]:
+        """The answers to a task's problems, by default those of all seeds."""
+        evaluations, blocks = self._shape(task, steps)
+        executor = way(evaluations, blocks)
+        found = self._answered(executor, task, evaluations, self._posed(task) if posed is None else posed)
+        executor.release()
+        return found
+
+    def _shape(self, task: str, steps: int) -> tuple[int, int]:
+        """Evaluations of an answer, and its blocks. A run of fewer steps takes fewer for each block, too."""
+        blocks = max(1, self.lengths[task] // self.block)
+        tokens = self.lengths[task] // blocks
+        return blocks * min(tokens, max(1, round(tokens * steps / self.steps))), blocks
+
+    def _answered(self, executor: Executor, task: str, evaluations: int, posed: Sequence[Problem]) -> list[list[int]]:
+        sampling = self.sampling(evaluations, self.lengths[task], max(1, self.lengths[task] // self.block))
+        prompts = [one["prompt"] for one in posed]
+        found: list[list[int]] = []
+        for first in range(0, len(prompts), self.batch):
+            part = prompts[first : first + self.batch]
+            found += generate_tokens(executor, part, sampling=sampling, batch=len(part)).tolist()
+            self.tell(f"{task}: {len(found)} of {len(prompts)} answers")
+        return found
+
+    def _longest_needles(self, way: Way, steps: int) -> list[float]:
+        posed = sorted(self.problems["needle"], key=lambda one: -len(one["prompt"]))[: self.samples]
+        return as_expected(self.answers(way, "needle", steps, posed), posed, self.end)
+
+    def _rows(self, made: Written) -> list[list[int]]:
+        """The texts that are compared with the full run's: continuations, or else all answers."""
+        return self._by_seed(made.answers) if made.text is None else made.text.tolist()
+
+    def _alike(self, made: Written, full: Written) -> list[float]:
+        """The share of equal tokens, text by text."""
+        pairs = zip(self._rows(made), self._rows(full), strict=True)
+        return [sum(a == b for a, b in zip(one, other, strict=True)) / len(one) for one, other in pairs]
+
+    def _by_seed(self, found: Mapping[str, Sequence[T]]) -> list[T]:
+        """What every task has, of the first seed's problems first."""
+        shares = [slice(i * self.samples, (i + 1) * self.samples) for i in range(len(self.seeds))]
+        return [one for share in shares for task in self.asked for one in found[task][share]]
 
     def sampling(self, steps: int, length: int, blocks: int = 1) -> MaskedSampling:
         """Generation does not stop at an end-of-text, so that all runs take the same number of steps."""
         return sampling_for(self.model, steps=steps, length=length, block_length=length // blocks, stop_at_eos=False)
 
-    def _longest(self, task: str) -> list[Problem]:
-        return sorted(self.problems[task], key=lambda one: -len(one["prompt"]))[: self.samples]
+    def _posed(self, task: str) -> list[Problem]:
+        """The problems of all seeds."""
+        return [one for seed in self.seeds for one in self.some(task, seed)]
 
     def some(self, task: str, seed: int) -> list[Problem]:
         return share_of(self.problems[task], seed, self.samples)
+
+
+def _chosen(posed: dict[str, list[Problem]], only: Sequence[str]) -> dict[str, list[Problem]]:
+    if unknown := [task for task in only if task not in posed]:
+        raise UsageError(f"There is no task {unknown[0]!r} among these problems; there are {', '.join(posed)}.")
+    return {task: posed[task] for task in only} if only else posed
 
 
 def problems_beside(model: Model) -> dict[str, list[Problem]]:

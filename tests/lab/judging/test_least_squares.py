@@ -1,5 +1,8 @@
 """Least squares and rank correlation agree with known figures, and with scipy and statsmodels where these are."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -37,3 +40,10 @@ def test_as_scipy_and_statsmodels() -> None:
     assert np.allclose(np.column_stack([fit.low, fit.high]), other.conf_int()) and fit.r2 == pytest.approx(
         other.rsquared
     )
+
+
+def test_the_laboratory_needs_neither_scipy_nor_statsmodels() -> None:
+    """The extra lab brings neither."""
+    sources = Path(__file__).parents[3] / "src"
+    imported = re.compile(r"^\s*(?:from|import) (?:scipy|statsmodels)\b|import_module\(\"(?:scipy|statsmodels)", re.M)
+    assert not [path for path in sources.rglob("*.py") if imported.search(path.read_text())]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from scripts.rejudge import rows_of, widest
+from scripts.restate import restated
 from tenuto_lab.paper import EXPERIMENTS
 from tenuto_lab.paper.abstract import (
     CLAIMS,
@@ -13,9 +14,8 @@ from tenuto_lab.paper.abstract import (
     OLDER,
     TIMED,
     abstract_rows,
+    as_the_paper_counts,
     by_model,
-    ladder_rows,
-    mode_rows,
     models_table,
     verdict_of,
 )
@@ -24,15 +24,16 @@ from tenuto_lab.paper.experiment_results import ClaimRow, read_experiment
 from tenuto_lab.paper.results_page import (
     about_ladders,
     about_older,
+    about_text,
+    differs,
     found_again,
-    protocol_of,
     results_page,
-    runs_differ,
     titled,
     without_repeats,
 )
 from tenuto_lab.paper.smallest import read_smallest
-from tenuto_lab.paper.ways import SATURATED
+from tenuto_lab.paper.speeds import ladder_rows, mode_rows, runs_differ
+from tenuto_lab.paper.ways import RUINED, SATURATED
 from tenuto_lab.speed.ladder_report import read_ladder
 
 ROOT = Path(__file__).parents[3]
@@ -100,10 +101,23 @@ def test_the_page_shows_one_saturated_comparison_of_each_model() -> None:
     assert without_repeats([*dull, telling]) == ([dull[0], dull[2], telling], 1)
 
 
-def test_every_experiment_says_its_protocol() -> None:
-    made = [{"rejudged": "later"}, {"steps": 20}, {"steps": None}]
-    said = [protocol_of({"provenance": one}) for one in made]
-    assert said == [f"first {OLDER}", "the paper's, but 20 steps", "the paper's"]
+def test_every_experiment_says_how_it_differs_from_the_papers_protocol() -> None:
+    sampled = [{**row("m", "yes"), "interval": [0.0, 1.0]}]
+    made = {"samples": 50, "seeds": 10, "hardware": "NVIDIA H200", "protocol": {"dtype": "float32"}}
+
+    def said(name: str, rows: Any, rests_on: str = "", **more: Any) -> str:
+        about = {"where": "Table 5", "rests_on": rests_on, "provenance": {**made, **more}}
+        return differs({**record(name, rows), **about})
+
+    assert said("rankings", sampled, rejudged="later") == f"first protocol {OLDER}"
+    assert said("rankings", sampled) == "float32 (TF32); 500 pictures"
+    assert said("rankings", sampled, left_out=["tiny-dit: refreshed"]).endswith(
+        "without extra refreshes on tiny-dit (not the paper's)"
+    )
+    assert said("maps", [row("m", "yes", "share")], "the weights alone") == ""
+    assert said("bounds", [row("m", "yes", "Lemma 2")], steps=20) == (
+        "no experiment of the paper; 20 steps; float32 (TF32)"
+    )
 
 
 def test_the_page_in_the_docs_is_made_from_the_files() -> None:
@@ -116,7 +130,8 @@ def test_the_page_in_the_docs_is_made_from_the_files() -> None:
     ladders = [read_ladder(results / "ladder" / f"{name}.json") for name in ("ladder", "ladder_modes")]
     smallest = read_smallest(results / "smallest_experiments" / "smallest_experiments.json")
     again = [read_experiment(file) for file in sorted((results / "experiments_repeated").glob("*.json"))]
-    assert page.read_text() == results_page(records, "../results/experiments", ladders, smallest, again)
+    text = [read_experiment(file) for file in sorted((results / "experiments_text").rglob("*.json"))]
+    assert page.read_text() == results_page(records, "../results/experiments", ladders, smallest, again, text)
     for one in records:
         assert (results / "experiments" / f"{one['name']}.md").read_text() == experiment_table(one)
 
@@ -133,7 +148,7 @@ def test_a_model_without_a_row_is_said_not_to_be_measured() -> None:
     near = {"unit": "dB", "measured": 1.0, "interval": [0.5, 1.5], "holds": "no"}
     lines = models_table([record("rankings", [{**row("tiny-dit", "yes"), "nearness": near}])])
     (ranked,) = [line for line in lines if "At equal work" in line]
-    assert ranked.endswith("| not measured | 1 yes; nearer: 1 no | not measured | not measured |")
+    assert ranked.endswith("| not measured | 1 yes (nearer: 1 no) | not measured | not measured |")
 
 
 def test_a_model_that_a_claim_is_not_about_has_an_empty_cell() -> None:
@@ -143,27 +158,45 @@ def test_a_model_that_a_claim_is_not_about_has_an_empty_cell() -> None:
     assert line.endswith("|  | 1 yes | not measured |  |")
 
 
-COMMON = {"model": "LLaDA-8B", "speedup_over_eager": 2.5, "speedup_over_padded": None, "schedule": "lifetimes 35%"}
+def timing(case: str, mode: str, ms: float, spread: float = 0.0, schedule: str = "lifetimes 35%") -> dict[str, Any]:
+    names = {"llada:512": "LLaDA-8B", "uvit:16": "U-ViT-L/2", "dit:16": "DiT-XL/2"}
+    made = {"case": case, "model": names.get(case, case), "mode": mode, "ms_per_evaluation": ms, "spread": spread}
+    return {**made, "schedule": "full" if mode == "eager" else schedule}
 
 
 def test_the_ladder_speaks_for_the_papers_settings_only() -> None:
-    common = {**COMMON, "model": "DiT-XL/2", "mode": "jagged + compiled"}
     rows = [
-        {**common, "case": "dit:16"},
-        {**common, "case": "dit:16", "schedule": "lifetimes 34%, offloaded"},
-        {**common, "case": "dit:1"},
+        timing("dit:16", "eager", 25.0),
+        timing("dit:16", "jagged", 1.0, schedule="lifetimes 34%, offloaded"),
+        timing("dit:16", "jagged", 10.0),
+        timing("dit:1", "eager", 25.0),
+        timing("dit:1", "jagged", 10.0),
     ]
-    assert [(one["model"], one["holds"]) for one in ladder_rows({"rows": rows})] == [("DiT-XL/2", "no")]
+    assert [(one["model"], one["measured"], one["holds"]) for one in ladder_rows({"rows": rows})] == [
+        ("DiT-XL/2", 2.5, "no")
+    ]
 
 
-def test_a_speed_below_the_papers_is_told_apart_from_those_above() -> None:
+def test_speeds_without_compiled_branches_decide_and_the_others_stand_beside() -> None:
+    """The paper captures graphs and compiles nothing else."""
     rows = [
-        {**COMMON, "mode": "jagged + compiled", "case": "llada:512", "speedup_over_eager": 6.0},
-        {**COMMON, "mode": "jagged + compiled", "case": "uvit:16", "model": "U-ViT-L/2"},
+        timing("llada:512", "eager", 60.0),
+        timing("llada:512", "jagged", 15.0),
+        timing("llada:512", "jagged + compiled", 10.0),
+        timing("uvit:16", "eager", 25.0),
+        timing("uvit:16", "jagged", 10.0),
+        timing("uvit:16", "jagged + compiled", 5.0),
     ]
     (fast,) = [one for one in abstract_rows([], [{"rows": rows}]) if one[0].startswith("The captured-graph")]
+    assert fast[2] == "2.5× to 4×; 5× to 6× with compiled branches"
     assert fast[3] == f"**does not hold** {TIMED}"
-    assert "as claimed: LLaDA-8B 6× (paper 3.0×); slower than claimed: U-ViT-L/2 2.5× (paper 2.8×)" in fast[4]
+    assert "as claimed: LLaDA-8B 4×, compiled 6× (paper 3.0×); slower than claimed: U-ViT-L/2 2.5×" in fast[4]
+
+
+@pytest.mark.parametrize(("spread", "holds"), [(0.01, "no"), (0.05, "cannot tell")])
+def test_a_speed_within_the_spread_of_its_times_cannot_tell(spread: float, holds: str) -> None:
+    rows = [timing("dit:16", "eager", 29.5), timing("dit:16", "jagged", 10.0, spread)]
+    assert [one["holds"] for one in ladder_rows({"rows": rows})] == [holds]
 
 
 def test_a_note_has_a_title_and_a_text() -> None:
@@ -173,9 +206,9 @@ def test_a_note_has_a_title_and_a_text() -> None:
 
 def test_graphs_and_eliminated_branches_are_two_claims_about_llada() -> None:
     """A file without padded graphs says nothing of them, and a second file may."""
-    whole = {**COMMON, "case": "llada:512", "mode": "jagged + compiled", "speedup_over_eager": 6.0}
-    padded = {**COMMON, "case": "llada:512", "mode": "padded + compiled", "speedup_over_eager": 2.0}
-    first, second = {"rows": [whole]}, {"rows": [padded, {**whole, "speedup_over_padded": 3.0}]}
+    eager, whole = timing("llada:512", "eager", 60.0), timing("llada:512", "jagged", 10.0)
+    padded = timing("llada:512", "padded", 30.0)
+    first, second = {"rows": [eager, whole]}, {"rows": [eager, padded, whole]}
     assert mode_rows(first) == []
     said = {one[0]: one for one in abstract_rows([], [first, second])}
     (graphs,) = [one for says, one in said.items() if "padded graph alone" in says]
@@ -193,13 +226,58 @@ def test_the_speeds_say_how_old_they_are() -> None:
 
 
 def test_speeds_of_several_runs_are_all_told() -> None:
-    """A verdict takes one run. A reader sees how far the other one is from it."""
-    runs = [
-        {"rows": [{**COMMON, "mode": "jagged + compiled", "case": "llada:512", "speedup_over_eager": fast}]}
-        for fast in (3.1, 2.9)
+    eager = timing("llada:512", "eager", 30.0)
+    runs = [{"rows": [eager, timing("llada:512", "jagged + compiled", ms)]} for ms in (10.0, 15.0)]
+    assert runs_differ(runs) == {"LLaDA-8B": [3.0, 2.0]} and runs_differ(runs[:1]) == {}
+
+
+def test_a_model_measured_by_blocks_is_counted_as_the_paper_counts() -> None:
+    """The paper's 28 comparisons are seven rivals of four models, by blocks."""
+    by = [
+        {**row(model, "yes"), "granularity": kind} for model, kind in (("a", "block"), ("a", "branch"), ("b", "branch"))
     ]
-    assert runs_differ(runs) == "Runs differ; the verdict takes the first: LLaDA-8B 3.1× and 2.9×.\n"
-    assert runs_differ(runs[:1]) == ""
+    assert as_the_paper_counts(by) == [by[0], by[2]]
+    (ranked,) = [one for one in abstract_rows([record("rankings", by)]) if one[0].startswith("At equal work")]
+    assert ranked[2] == "better in 2 of 2, worse in 0" and "by branches a: 1 better" in ranked[4]
+    by = [{**one, "model": "tiny-dit"} for one in by[:2]]
+    (line,) = [line for line in models_table([record("rankings", by)]) if "At equal work" in line]
+    assert "by blocks 1 yes; by branches 1 yes" in line
+
+
+def test_a_model_whose_tasks_can_tell_decides_about_text() -> None:
+    quantity = "SCR/Frobenius against depth: more right answers in arithmetic, share"
+    easy = {**row("tiny-llada", "cannot tell", quantity), "granularity": "block"}
+    hard = {**row("small-llada", "no", quantity.replace("arithmetic", "sums-5")), "granularity": "block"}
+    made = {"models": ["weights/small-llada"], "weights": {"small-llada": "sha256:0"}, "protocol": {"tasks": "('s',)"}}
+    text = {**record("rankings", [hard]), "provenance": {**made, "samples": 2, "seeds": 2, "orders": 3}}
+    (ranked,) = [one for one in abstract_rows([record("rankings", [easy])], (), [text]) if "At equal" in one[0]]
+    assert ranked[2:4] == ("better in 0 of 1, worse in 1", "**does not hold**")
+    assert "small-llada** (s: 2 samples of each of 2 seeds" in about_text([text])[0] and about_text([]) == []
+
+
+def test_a_comparison_of_two_ruined_schedules_is_taken_back_and_no_other() -> None:
+    shows, kind = "pictures of the class asked for", {"granularity": "block"}
+    least = {"SCR/Frobenius": 0.07, "depth": 0.08, "random": 0.3}
+    ways = [
+        {**row("m", None, f"held for good, {way}: {shows}"), "interval": [low, 0.9], **kind}
+        for way, low in least.items()
+    ]
+    against = [{**row("m", "no", f"SCR/Frobenius against {way}: FID lower by"), **kind} for way in ("depth", "random")]
+    found = restated("rankings", [*ways, *against], {})
+    assert [one["holds"] for one in found[3:]] == ["cannot tell", "no"]
+    (ranked,) = [one for one in abstract_rows([record("rankings", found)]) if one[0].startswith("At equal work")]
+    assert "FID ranks nothing (alone it would say: 0 better, 1 worse)" in ranked[4]
+    assert RUINED in found[3]["note"] and restated("rankings", found, {}) == found
+
+
+def test_margins_that_decide_are_named_in_the_rows() -> None:
+    rows = [
+        {**row("m", "yes", "coefficient of variation of Q"), "measured": 0.491},
+        row("m", "yes", "right answers, lowest SCR frozen less full fine-tuning"),
+    ]
+    cv, near = restated("audit", rows, {})
+    assert cv["holds"] == "no" and "0.41, the paper's largest" in cv["note"]
+    assert near["holds"] == "yes" and "at most 0.01 fewer" in near["note"]
 
 
 def test_stored_figures_are_judged_by_fid_with_the_widest_interval() -> None:

@@ -20,10 +20,10 @@ from tenuto.runtime.executor import Executor
 from tenuto.showing.images import grid, png_bytes
 from tenuto_lab.candidates.ranked_lifetimes import STATISTICS
 from tenuto_lab.cli import app
-from tenuto_lab.cli.experiment import _progress
+from tenuto_lab.cli.experiment import _progress, _provenance
 from tenuto_lab.frontier.points import everything
 from tenuto_lab.journal import Journal
-from tenuto_lab.paper import EXPERIMENTS, ClaimRow, Lab
+from tenuto_lab.paper import EXPERIMENTS, ClaimRow, Lab, conditions
 from tenuto_lab.paper import failures as failing
 from tenuto_lab.paper import freezing as tuning_task
 from tenuto_lab.paper import static_rankings as ranking
@@ -126,8 +126,8 @@ def test_random_orders_differ_and_every_experiment_takes_the_same(lab: Any, benc
     lab.say = (said := []).append
     found = ranking.ranked(lab, bench, "random", 0.5, STEPS)
     orders = {schedule_of(ranked_way(bench, "random", 0.5, seed=seed)(40, 1)).lifetimes for seed in range(10)}
-    assert len(found) == ranking.RANDOM == 10 and len(orders) > 5
-    assert sum("random at 0.5, order" in line for line in said) == ranking.RANDOM
+    assert len(found) == lab.orders == 10 and len(orders) > 5
+    assert sum("random at 0.5, order" in line for line in said) == lab.orders
 
 
 def test_a_ranking_says_who_is_refreshed_once_more(bench: Any) -> None:
@@ -218,14 +218,13 @@ def test_every_experiment_writes_rows_a_table_and_its_figure(
     name: str, checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the command line to the files, at the smallest size."""
-    monkeypatch.setattr(ranking, "RANDOM", 2)
     for constant, value in (("BATCH", 2), ("ASKED", 2), ("TIMED", 1)):
         monkeypatch.setattr(tuning_task, constant, value)
     text = EXPERIMENTS[name].models == ("tiny-llada",)
     model = ["--model", "tiny-llada", "--seeds", "1"] if text else ["--checkpoint", checkpoint, "--seeds", "2"]
     samples, steps = (1, 4) if text else (2, 8)
     arguments = [*model, "--samples", str(samples), "--steps", str(steps), "-o", str(tmp_path), "--json"]
-    done = CliRunner().invoke(app, ["experiment", name, *arguments])
+    done = CliRunner().invoke(app, ["experiment", name, *arguments, "--orders", "2"])
     assert done.exit_code == 0, done.output
     record = json.loads((tmp_path / f"{name}.json").read_text())
     assert {"provenance", "claim", "finding", "rows"} <= set(record)
@@ -252,7 +251,7 @@ def test_as_many_trials_as_foretold(name: str, checkpoint: Any) -> None:
     lab = Lab((checkpoint,), samples=2, seeds=1, steps=6, granularities=one.granularities)
     one.run(lab)
     foretold = one.trials(lab) * len(one.granularities)
-    assert foretold == pytest.approx(len(lab.seen), abs=3) and lab.fresh >= len(lab.seen)
+    assert foretold == pytest.approx(len(lab.seen), abs=3) and len(lab.took) >= len(lab.seen)
 
 
 def test_the_time_left_is_told_without_a_terminal(checkpoint: Any, tmp_path: Path) -> None:
@@ -260,8 +259,26 @@ def test_the_time_left_is_told_without_a_terminal(checkpoint: Any, tmp_path: Pat
     done = CliRunner().invoke(app, ["experiment", "operating-points", "--granularity", "block", *arguments])
     lines = [line for line in done.output.splitlines() if line.startswith("[")]
     assert "here about 4 trials" in done.output and "left]" in lines[1] and "left]" not in lines[-1]
-    assert _progress(Lab(fresh=2, seen={"a", "b"}), 4, 3600.0) == "1 h 0 min, about 1 h 0 min left"
-    assert _progress(Lab(fresh=1, seen={"a"}), 1, 61.0) == "1:01"
+    assert _progress(Lab(took=[1800.0, 1800.0], seen={"a", "b"}), 4, 3600.0) == "1 h 0 min, about 1 h 0 min left"
+    assert _progress(Lab(took=[61.0], seen={"a"}), 1, 61.0) == "1:01"
+    assert _progress(Lab(took=[1.0, 100.0], seen={"a", "b"}), 4, 101.0) == "1:41, about 3:20 left", (
+        "a probe is no trial"
+    )
+
+
+def test_a_long_trial_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(("tiny-dit",), 4, 2, 4, say=(said := []).append)
+    monkeypatch.setattr(conditions, "OFTEN", 0.0)
+    bench = lab.bench("tiny-dit")
+    bench.batch = 2
+    bench.trial(in_full(bench), 4)
+    assert {f"… {done} of 8 pictures" for done in (2, 4, 6, 8)} <= set(said)
+
+
+def test_the_seconds_of_a_resumed_run_are_called_those_of_its_last_part() -> None:
+    one = EXPERIMENTS["maps"]
+    made = [_provenance(one, lab, 5) for lab in (Lab(took=[1.0], seen={"a"}), Lab(took=[1.0], seen={"a", "b"}))]
+    assert made[0]["seconds"] == 5 and "seconds" not in made[1] and made[1]["seconds_of_the_last_part"] == 5
 
 
 def test_too_few_pictures_for_an_fid_are_named_once_before_the_first_trial(bench: Any) -> None:

@@ -15,17 +15,11 @@ from tenuto.runtime.executor import Executor
 from tenuto_lab.cli import app
 from tenuto_lab.frontier.frontier_report import frontier_tables
 from tenuto_lab.frontier.writing import as_expected
-from tenuto_lab.paper import Lab, Protocol
-from tenuto_lab.paper import static_rankings as ranking
+from tenuto_lab.paper import EXPERIMENTS, Lab, Protocol, freezing
 from tenuto_lab.paper.writing_bench import read_problems
 from tests.helpers import layouts
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of diffusers and TorchScript, about themselves
-
-
-@pytest.fixture(autouse=True)
-def _few_orders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranking, "RANDOM", 2)
 
 
 @pytest.fixture
@@ -39,7 +33,19 @@ def judged(tmp_path: Path) -> list[str]:
 
 def done(name: str, tmp_path: Path, *arguments: str, size: tuple[int, int, int] = (4, 2, 8)) -> dict[str, Any]:
     samples, seeds, steps = map(str, size)
-    options = ["--samples", samples, "--seeds", seeds, "--steps", steps, "-o", str(tmp_path / "out"), "--json"]
+    options = [
+        "--samples",
+        samples,
+        "--seeds",
+        seeds,
+        "--steps",
+        steps,
+        "-o",
+        str(tmp_path / "out"),
+        "--orders",
+        "2",
+        "--json",
+    ]
     found = CliRunner().invoke(app, ["experiment", name, *options, *arguments])
     assert found.exit_code == 0, found.output
     record: dict[str, Any] = json.loads((tmp_path / "out" / f"{name}.json").read_text())
@@ -217,7 +223,60 @@ def test_what_a_checkpoint_lacks_is_said(tmp_path: Path) -> None:
         Lab((place,), 1, 1).bench(place)
     with pytest.raises(UsageError, match="name them, or their statistics, with --reference"):
         Protocol(inception=tmp_path / "x.pt")
-    dit = str(layouts.latent_dit(tmp_path / "dit"))
-    (tmp_path / "coco.txt").write_text("a car")
-    with pytest.raises(UsageError, match="draws classes; --captions is not for it"):
-        Lab((dit,), 1, 1, protocol=Protocol(captions=tmp_path / "coco.txt")).bench(dit)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "sentence"),
+    [
+        (layouts.latent_dit, ["--problems", "x.jsonl"], "--problems is for models that write"),
+        (layouts.latent_dit, ["--task", "sums"], "--task is for models that write"),
+        (layouts.latent_dit, ["--answer-length", "4"], "--answer-length is for models that write"),
+        (layouts.latent_dit, ["--captions", "x.txt"], "--captions is for models that draw captions"),
+        (layouts.llada, ["--captions", "x.txt"], "--captions is for models that draw captions"),
+        (layouts.llada, ["--vae", "x"], "--vae is for models that draw"),
+        (layouts.llada, ["--guidance", "2"], "--guidance is for models that draw"),
+        (layouts.llada, ["--reference", "x.npz"], "--reference is for models that draw"),
+        (layouts.latent_dit, ["--guidance", "nan"], "Guidance must be neither negative nor infinite, and nan is."),
+        (layouts.latent_dit, ["--guidance", "-1"], "Guidance must be neither negative nor infinite, and -1.0 is."),
+    ],
+)
+def test_an_option_that_the_model_cannot_use_is_refused_at_once(
+    make: Any, options: list[str], sentence: str, tmp_path: Path
+) -> None:
+    place, out = make(tmp_path / "model"), tmp_path / "out"
+    found = CliRunner().invoke(app, ["experiment", "maps", "--checkpoint", str(place), *options, "-o", str(out)])
+    assert isinstance(found.exception, UsageError) and sentence in str(found.exception)
+    assert not out.exists() or not list(out.glob("*.json")), "nothing was computed"
+
+
+ASKING = [name for name, one in EXPERIMENTS.items() if "tiny-llada" in one.models]
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_every_experiment_that_takes_problems_runs_on_a_llada_directory(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for constant, value in (("BATCH", 2), ("ASKED", 2), ("TIMED", 1)):
+        monkeypatch.setattr(freezing, constant, value)
+    place, file = layouts.llada(tmp_path / "llada"), problems_file(tmp_path / "gsm8k.jsonl")
+    more = ["--problems", str(file), "--answer-length", "4", "--dtype", "bfloat16", "--granularity", "block"]
+    record = done(name, tmp_path, "--checkpoint", str(place), *more, size=(2, 1, 8))
+    assert record["rows"] and {row["model"] for row in record["rows"]} <= {"llada", "LLaDA-8B"}
+
+
+def test_problems_without_sums_have_wrong_answers_and_no_carries(tmp_path: Path) -> None:
+    place, file = layouts.llada(tmp_path / "llada"), problems_file(tmp_path / "gsm8k.jsonl")
+    record = done("failures", tmp_path, "--checkpoint", str(place), "--problems", str(file), size=(2, 1, 8))
+    rows = {row["quantity"]: row for row in record["rows"]}
+    assert rows["τ = 2: wrong answers among 2 of the kind gsm8k, share"]["holds"] is None
+    assert not any("carry" in quantity for quantity in rows)
+
+
+def test_only_the_tasks_that_are_named_are_asked(tmp_path: Path) -> None:
+    place, file = layouts.llada(tmp_path / "llada"), tmp_path / "p.jsonl"
+    lines = [{"task": t, "prompt": f"w{i} w1", "answer": "w2"} for t in ("sort", "add", "spell") for i in range(2)]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    bench: Any = Lab((str(place),), 2, 1, protocol=Protocol(problems=file, tasks=("add", "spell"))).bench(str(place))
+    assert bench.tasks == ("all tasks", "add", "spell")
+    with pytest.raises(UsageError, match="There is no task 'sums' among these problems; there are sort, add, spell"):
+        Lab((str(place),), 2, 1, protocol=Protocol(problems=file, tasks=("sums",))).bench(str(place))
