@@ -1,0 +1,112 @@
+"""Fréchet distances and class accuracies of settings whose nearness is measured already, by many pictures.
+
+The pictures are drawn in parts, by every way before the next part begins. So a run that ends early has as many pictures
+of each way, and they are of the same classes and the same noise.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.scaling.drawing import Network, Requests
+from benchmarks.scaling.measuring import RESAMPLES, Say
+from benchmarks.scaling.ways import FEWER, OURS, SOLVER, STEPS, Way, rivals
+from tenuto.errors import UsageError
+from tenuto_lab.judging.judges import PictureJudge, picture_judge
+from tenuto_lab.judging.statistics import Distance, mean_interval, share_interval
+
+PART = 60  # pictures drawn at once
+JUDGED = (OURS, SOLVER)
+FULL = "full"
+Key = str | tuple[float, str]  # "full", or a share of the work and a way
+
+
+class Seen:
+    """What the judge saw in the pictures of one way: features, and whether each shows the class asked for."""
+
+    def __init__(self) -> None:
+        self.features: list[Tensor] = []
+        self.right: list[Tensor] = []
+
+    def add(self, judge: PictureJudge, pictures: Tensor, labels: Tensor) -> None:
+        self.features.append(judge.features(pictures).cpu())
+        self.right.append(judge.agrees(pictures, labels.cpu()).double().cpu())
+
+    def distance(self, judge: PictureJudge) -> Distance:
+        assert judge.statistics is not None
+        return Distance.of(torch.cat(self.features), judge.statistics.to("cpu"), RESAMPLES)
+
+
+def judged(
+    network: Network,
+    case: Mapping[str, Any],
+    samples: int,
+    budgets: Sequence[float],
+    names: Sequence[str] = JUDGED,
+    seconds: float | None = None,
+    say: Say = lambda text: None,
+) -> Iterator[dict[str, Any]]:
+    """The case with distances and accuracies of these ways, after each part of the pictures that suffices for them.
+
+    seconds  begin no part after so long
+    """
+    judge = picture_judge(network.model, network.model.device)
+    if judge is None or judge.statistics is None:
+        raise UsageError(f"There is no judge of the pictures of {network.path}.")
+    ways = dict(_ways(network, case, budgets, names))
+    seen: dict[Key, Seen] = {key: Seen() for key in (FULL, *ways)}
+    began = time.monotonic()
+    for first in range(0, samples, PART):
+        if first and seconds is not None and time.monotonic() - began > seconds:
+            break
+        asked = Requests(network, case["guidance"], min(PART, samples - first), first)
+        for key, way in ((FULL, None), *ways.items()):
+            latents = asked.drawn(STEPS) if way is None else way.draw(asked)
+            seen[key].add(judge, asked.shown(latents).nan_to_num(0), asked.labels)
+        drawn = first + asked.samples
+        say(f"{network.name}: {drawn} pictures by each of {len(seen)} ways, {time.monotonic() - began:.0f} s")
+        if drawn > 1:
+            yield _with(case, seen, judge, drawn)
+
+
+def _ways(
+    network: Network, case: Mapping[str, Any], budgets: Sequence[float], names: Sequence[str]
+) -> Iterator[tuple[Key, Way]]:
+    """Each way at the setting that came nearest to what it aims at: solvers to the converged run, others to the full."""
+    for row in case["rows"]:
+        budget, name = row["budget"], row["way"]
+        if budget not in budgets or name not in names:
+            continue
+        if name == OURS:
+            yield (budget, name), Way(name, "", lambda asked, budget=budget: asked.held(STEPS, budget)[0])
+            continue
+        setting = row["converged" if name in (FEWER, SOLVER) else "full"]["setting"]
+        known = rivals(network.prediction == "flow", row["evaluations"])
+        yield (budget, name), next(way for way in known if (way.name, way.setting) == (name, setting))
+
+
+def _with(case: Mapping[str, Any], seen: Mapping[Key, Seen], judge: PictureJudge, drawn: int) -> dict[str, Any]:
+    distances = {key: one.distance(judge) for key, one in seen.items()}
+    right = {key: torch.cat(one.right) for key, one in seen.items()}
+
+    def known(key: Key) -> dict[str, Any]:
+        found: dict[str, Any] = {"distance": list(distances[key].interval), "accuracy": float(right[key].mean())}
+        if key == FULL:
+            return {**found, "accuracy_interval": list(share_interval(right[key]))}
+        return {
+            **found,
+            "distance_beyond_full": list(distances[key].beyond(distances[FULL])),
+            "accuracy_beyond_full": list(mean_interval(right[key] - right[FULL])),
+            "judged_setting": _setting(case, key),
+        }
+
+    rows = [{**row, **(known(key) if (key := (row["budget"], row["way"])) in seen else {})} for row in case["rows"]]
+    return {**case, "judged": drawn, "full": {**case["full"], **known(FULL)}, "rows": rows}
+
+
+def _setting(case: Mapping[str, Any], key: Key) -> str:
+    row = next(row for row in case["rows"] if (row["budget"], row["way"]) == key)
+    return str(row["converged" if row["way"] in (FEWER, SOLVER) else "full"]["setting"])
