@@ -18,6 +18,7 @@ import typer
 from torch import Tensor
 
 from benchmarks.places import own_network, results_of
+from scripts.command_line import run
 from tenuto.files import write_json, write_text
 from tenuto.models import Model
 from tenuto.provenance import origin, provenance
@@ -147,4 +148,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

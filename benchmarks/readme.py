@@ -19,6 +19,7 @@ from torch import Tensor
 
 import tenuto
 from benchmarks.places import ROOT, results_of
+from scripts.command_line import run
 from tenuto.errors import TenutoError
 from tenuto.files import replacing, write_json, write_text
 from tenuto.models import shipped
@@ -243,4 +244,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -30,6 +30,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import read_json, replacing, write_json, write_text
 from tenuto.models import OWN_FIELDS
@@ -50,7 +51,6 @@ from training.loop import (
     Settings,
     Trained,
     default_device,
-    run,
     save_record,
     save_weights,
     train,

@@ -19,6 +19,7 @@ import torch
 import typer
 from torch import Tensor, nn
 
+from scripts.command_line import run
 from tenuto.files import read_json, write_text
 from tenuto.models import OWN_FIELDS, Model
 from tenuto_lab.networks.text_encoder import TextConfig, load_text_encoder
@@ -56,7 +57,6 @@ from training.loop import (
     Settings,
     Trained,
     default_device,
-    run,
     save_record,
     train,
 )

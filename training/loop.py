@@ -305,13 +305,3 @@ def plot_loss(path: Path, record: dict[str, Any]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png")
-
-
-def run(command: Callable[..., Any]) -> None:
-    """Runs a function as a command line; what the user got wrong is one sentence, not a traceback."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(command)
-    try:
-        app()
-    except TenutoError as error:
-        raise SystemExit(str(error)) from None

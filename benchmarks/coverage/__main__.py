@@ -25,6 +25,7 @@ import typer
 from benchmarks.coverage.report import RECORD, TRIAL, written
 from benchmarks.coverage.worker import MARK
 from benchmarks.places import ROOT, results_of
+from scripts.command_line import run
 from tenuto.errors import TenutoError
 from tenuto.files import read_text
 from tenuto.provenance import provenance
@@ -177,4 +178,4 @@ def _commit(checkout: Path) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

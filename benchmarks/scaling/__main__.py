@@ -21,6 +21,7 @@ from benchmarks.scaling.figure import draw
 from benchmarks.scaling.measuring import BUDGETS, measure
 from benchmarks.scaling.report import RECORD, tables
 from benchmarks.scaling.ways import WAYS
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import write_json, write_text
 from tenuto.provenance import provenance
@@ -103,4 +104,4 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -75,7 +75,7 @@ def judged(
 def _ways(
     network: Network, case: Mapping[str, Any], budgets: Sequence[float], names: Sequence[str]
 ) -> Iterator[tuple[Key, Way]]:
-    """Each way at the setting that came nearest to what it aims at: solvers to the converged run, others to the full."""
+    """Each way at its nearest setting: solvers aim at the converged run, all others at the full one."""
     for row in case["rows"]:
         budget, name = row["budget"], row["way"]
         if budget not in budgets or name not in names:
