@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from benchmarks.kept import Kept
 from benchmarks.places import ROOT, results_of
 from benchmarks.scaling import judging
 from benchmarks.scaling.drawing import opened
@@ -28,6 +29,7 @@ from tenuto.provenance import provenance
 from tenuto_lab.result_files import read_result
 
 RESULTS = results_of("scaling")
+KEPT = ROOT / "data" / "scaling"
 GUIDANCES = (3.0, 1.5, 5.0)
 
 
@@ -83,7 +85,7 @@ def main(
                 if known is None:
                     raise UsageError(f"{out} holds no case {case!r}; measure it first, without --distances.")
                 network = opened(path, torch.device(device))
-                parts = judging.judged(network, known, judged, shares, ways or judging.JUDGED, left, say)
+                parts = judging.judged(network, known, judged, shares, ways or judging.JUDGED, left, say, Kept(KEPT))
                 made = "provenance_of_distances"
             elif (known is None or not known["complete"] or again) and (left is None or left > 0):
                 network = opened(path, torch.device(device))

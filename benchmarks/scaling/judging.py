@@ -6,15 +6,19 @@ of each way, and they are of the same classes and the same noise.
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.fingerprints import digest
+from benchmarks.kept import Kept
 from benchmarks.scaling.drawing import Network, Requests
 from benchmarks.scaling.measuring import RESAMPLES, Say
 from benchmarks.scaling.ways import FEWER, OURS, SOLVER, STEPS, Way, rivals
 from tenuto.errors import UsageError
+from tenuto.provenance import commit
 from tenuto_lab.judging.judges import PictureJudge, picture_judge
 from tenuto_lab.judging.statistics import Distance, mean_interval, share_interval
 
@@ -27,17 +31,22 @@ Key = str | tuple[float, str]  # "full", or a share of the work and a way
 class Seen:
     """What the judge saw in the pictures of one way: features, and whether each shows the class asked for."""
 
-    def __init__(self) -> None:
-        self.features: list[Tensor] = []
-        self.right: list[Tensor] = []
+    def __init__(self, judge: PictureJudge) -> None:
+        self.judge = judge
+        self.parts: list[Tensor] = []  # [pictures, features and 1]
 
-    def add(self, judge: PictureJudge, pictures: Tensor, labels: Tensor) -> None:
-        self.features.append(judge.features(pictures).cpu())
-        self.right.append(judge.agrees(pictures, labels.cpu()).double().cpu())
+    def look(self, pictures: Tensor, labels: Tensor) -> Tensor:
+        right = self.judge.agrees(pictures, labels.cpu())
+        return torch.cat([self.judge.features(pictures), right[:, None]], dim=1).cpu()
 
-    def distance(self, judge: PictureJudge) -> Distance:
-        assert judge.statistics is not None
-        return Distance.of(torch.cat(self.features), judge.statistics.to("cpu"), RESAMPLES)
+    @property
+    def distance(self) -> Distance:
+        assert self.judge.statistics is not None
+        return Distance.of(torch.cat(self.parts)[:, :-1], self.judge.statistics.to("cpu"), RESAMPLES)
+
+    @property
+    def right(self) -> Tensor:
+        return torch.cat(self.parts)[:, -1].double()
 
 
 def judged(
@@ -48,28 +57,48 @@ def judged(
     names: Sequence[str] = JUDGED,
     seconds: float | None = None,
     say: Say = lambda text: None,
+    kept: Kept | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The case with distances and accuracies of these ways, after each part of the pictures that suffices for them.
 
     seconds  begin no part after so long
+    kept     where parts are kept, so that a run that was stopped goes on where it was
     """
     judge = picture_judge(network.model, network.model.device)
     if judge is None or judge.statistics is None:
         raise UsageError(f"There is no judge of the pictures of {network.path}.")
-    ways = dict(_ways(network, case, budgets, names))
-    seen: dict[Key, Seen] = {key: Seen() for key in (FULL, *ways)}
+    ways: dict[Key, Way] = {FULL: Way(FULL, "", lambda asked: asked.drawn(STEPS))}
+    ways |= _ways(network, case, budgets, names)
+    seen = {key: Seen(judge) for key in ways}
+    same = _same(network, judge)
+    if same["commit"].endswith("changes"):
+        kept = None  # two states of the code would have the same name
     began = time.monotonic()
     for first in range(0, samples, PART):
         if first and seconds is not None and time.monotonic() - began > seconds:
             break
         asked = Requests(network, case["guidance"], min(PART, samples - first), first)
-        for key, way in ((FULL, None), *ways.items()):
-            latents = asked.drawn(STEPS) if way is None else way.draw(asked)
-            seen[key].add(judge, asked.shown(latents).nan_to_num(0), asked.labels)
+        for key, one in seen.items():
+            way = ways[key]
+            depends = {**same, "guidance": asked.guidance, "first": first, "samples": asked.samples}
+            depends |= {"way": [str(key), way.setting]}
+            found = kept.find(depends) if kept else None
+            if found is None:
+                found = one.look(asked.shown(way.draw(asked)).nan_to_num(0), asked.labels), 0
+                if kept:
+                    kept.keep(depends, *found)
+            one.parts.append(found[0])
         drawn = first + asked.samples
         say(f"{network.name}: {drawn} pictures by each of {len(seen)} ways, {time.monotonic() - began:.0f} s")
         if drawn > 1:
-            yield _with(case, seen, judge, drawn)
+            yield _with(case, seen, drawn)
+
+
+def _same(network: Network, judge: PictureJudge) -> dict[str, Any]:
+    """What all pictures and what is seen in them depend on."""
+    modules = network.model.network, network.autoencoder, judge.module
+    weights = [digest(*module.state_dict().values()) for module in modules]
+    return {"weights": weights, "commit": commit(), "torch": version("torch"), "device": str(network.model.device)}
 
 
 def _ways(
@@ -88,9 +117,9 @@ def _ways(
         yield (budget, name), next(way for way in known if (way.name, way.setting) == (name, setting))
 
 
-def _with(case: Mapping[str, Any], seen: Mapping[Key, Seen], judge: PictureJudge, drawn: int) -> dict[str, Any]:
-    distances = {key: one.distance(judge) for key, one in seen.items()}
-    right = {key: torch.cat(one.right) for key, one in seen.items()}
+def _with(case: Mapping[str, Any], seen: Mapping[Key, Seen], drawn: int) -> dict[str, Any]:
+    distances = {key: one.distance for key, one in seen.items()}
+    right = {key: one.right for key, one in seen.items()}
 
     def known(key: Key) -> dict[str, Any]:
         found: dict[str, Any] = {"distance": list(distances[key].interval), "accuracy": float(right[key].mean())}
