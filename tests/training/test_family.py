@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+import tenuto
 from tenuto.errors import TenutoError, UsageError
 from tenuto.files import read_json, write_json
 from tenuto.models import load
@@ -277,10 +278,14 @@ def test_a_checkpoint_in_8_bits_draws_nearly_the_same_and_says_so(folder: Path, 
         quantise.main(checkpoint, out, samples=2, device="cpu", seed=0)
 
 
-def test_samplers_refuse_a_flow_instead_of_taking_it_for_noise(folder: Path, data: Path, vae: Path) -> None:
-    flow = load(trained(folder, data, vae, "flow", objective_name="flow"))
+def test_a_trained_flow_is_drawn_as_the_training_draws_it(folder: Path, data: Path, vae: Path) -> None:
+    model = load(trained(folder, data, vae, "flow", objective_name="flow"))
+    drawn = tenuto.generate(model, [0, 2], steps=4, guidance=3.0)
+    goal = objectives.objective("flow", CPU)
+    ours = family.draw_latents(model.network, model.config, goal, torch.tensor([0, 2]), 4, 3.0)
+    torch.testing.assert_close(drawn, ours, atol=1e-3, rtol=1e-3)
     with pytest.raises(ConfigError, match="flow_prediction"):
-        _ = flow.noise
+        _ = model.noise
 
 
 def test_latents_of_another_autoencoder_are_not_reused(data: Path, vae: Path, folder: Path) -> None:
