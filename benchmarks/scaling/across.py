@@ -42,7 +42,8 @@ SAMPLES = {  # what a sample is
     "natural-dit": "64×64, latent",
     "faces": "64×64",
     "electric load": "24 hours",
-    "wind, speed": "a day's wind",
+    **dict.fromkeys(("wind", "wind, speed", "wind, speed and direction"), "a day's wind"),
+    "power spectra": "spectra",
     "emulated spectra": "32×64",
 }
 ABOUT = """\
