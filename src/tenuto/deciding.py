@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Literal
 from tenuto.errors import UsageError
 from tenuto.laboratory import offered
 from tenuto.models import Model, Stored, architecture, architectures, open_model
-from tenuto.models.architecture import Architecture
+from tenuto.models.architecture import Architecture, ConfigError
 from tenuto.scheduling.schedule import Schedule
 from tenuto.scheduling.units import WHOLE, Subject, Unscored
 
@@ -115,7 +116,10 @@ def _log_snr(source: Any, family: Architecture | None, steps: int) -> Sequence[f
     """The noise levels of our own sampler's default solver; None if they are unknown."""
     from tenuto.models.solvers import nature_for
 
-    noise = source.levels if isinstance(source, Model | Stored) else None if family is None else family.noise
+    noise = None if family is None else family.noise
+    if isinstance(source, Model | Stored):
+        with suppress(ConfigError):  # our own sampler refuses such a network, and another may draw it
+            noise = source.levels
     if noise is None or not isinstance(steps, int) or not 2 <= steps <= noise.timesteps:
         return None
     try:

@@ -61,6 +61,13 @@ def test_the_laboratory_does_not_take_a_flow_for_noise(flow: Path) -> None:
         _ = tenuto.load(flow).noise
 
 
+def test_a_network_that_our_sampler_refuses_still_gets_a_schedule(flow: Path) -> None:
+    write_json(flow / "scheduler" / "scheduler_config.json", {"prediction_type": "v_prediction"})
+    assert tenuto.schedule(str(flow), steps=20, evaluations=8).full_steps.sum() == 8
+    with pytest.raises(ConfigError, match="predicts 'v_prediction'"):
+        tenuto.generate(tenuto.load(flow), [0], steps=4)
+
+
 def test_a_flow_has_one_solver_and_no_shift(flow: Path) -> None:
     with pytest.raises(UsageError, match="drawn by Euler's method; leave out"):
         tenuto.generate(tenuto.load(flow), [0], steps=4, solver="dpm++")
