@@ -56,7 +56,7 @@ def test_both_are_drawn_from_the_same_noise_and_counted(checkpoint: Path) -> Non
     both = compare_pictures(model, nothing_held, ["0", "3"], seed=1, advance=lambda *told: seen.append(told))
     assert both.decibels.tolist() == [float("inf")] * 2 and both.full.tobytes() == both.scheduled.tobytes()
     assert both.verdict == "The pictures are identical to those of the full run."
-    assert seen[-1] == ("Under the schedule", 6, 6) and both.speedup > 0
+    assert {("Everything computed", 6, 6), ("Under the schedule", 6, 6)} < set(seen) and both.speedup > 0
     held = compare_pictures(model, tenuto.schedule(model, steps=6, every=3), [0])
     assert torch.isfinite(held.decibels).all() and "those of the full run: " in held.verdict
 
