@@ -59,7 +59,7 @@ def judged(
     say: Say = lambda text: None,
     kept: Kept | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The case with distances and accuracies of these ways, after each part of the pictures that suffices for them.
+    """The case with accuracies of these ways, and with distances if there are enough pictures, after each part of them.
 
     seconds  begin no part after so long
     kept     where parts are kept, so that a run that was stopped goes on where it was
@@ -90,8 +90,7 @@ def judged(
             one.parts.append(found[0])
         drawn = first + asked.samples
         say(f"{network.name}: {drawn} pictures by each of {len(seen)} ways, {time.monotonic() - began:.0f} s")
-        if drawn > 1:
-            yield _with(case, seen, drawn)
+        yield _with(case, seen, drawn)
 
 
 def _same(network: Network, judge: PictureJudge) -> dict[str, Any]:
@@ -118,19 +117,20 @@ def _ways(
 
 
 def _with(case: Mapping[str, Any], seen: Mapping[Key, Seen], drawn: int) -> dict[str, Any]:
-    distances = {key: one.distance for key, one in seen.items()}
     right = {key: one.right for key, one in seen.items()}
+    enough = drawn >= seen[FULL].judge.least
+    distances = {key: one.distance for key, one in seen.items()} if enough else {}
 
     def known(key: Key) -> dict[str, Any]:
-        found: dict[str, Any] = {"distance": list(distances[key].interval), "accuracy": float(right[key].mean())}
+        found: dict[str, Any] = {"accuracy": float(right[key].mean())}
+        if enough:
+            found["distance"] = list(distances[key].interval)
         if key == FULL:
             return {**found, "accuracy_interval": list(share_interval(right[key]))}
-        return {
-            **found,
-            "distance_beyond_full": list(distances[key].beyond(distances[FULL])),
-            "accuracy_beyond_full": list(mean_interval(right[key] - right[FULL])),
-            "judged_setting": _setting(case, key),
-        }
+        if enough:
+            found["distance_beyond_full"] = list(distances[key].beyond(distances[FULL]))
+        found["accuracy_beyond_full"] = list(mean_interval(right[key] - right[FULL]))
+        return {**found, "judged_setting": _setting(case, key)}
 
     rows = [{**row, **(known(key) if (key := (row["budget"], row["way"])) in seen else {})} for row in case["rows"]]
     return {**case, "judged": drawn, "full": {**case["full"], **known(FULL)}, "rows": rows}

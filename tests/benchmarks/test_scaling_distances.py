@@ -15,6 +15,7 @@ from tenuto.errors import UsageError
 from tenuto.files import read_json
 from tenuto.models import place_of
 from tenuto.models.dit import DiT
+from tenuto_lab.judging.judges import PictureJudge
 from training import family, objectives
 from training.autoencoder import Autoencoder, AutoencoderConfig
 from training.loop import Settings, Trained
@@ -55,14 +56,20 @@ def case() -> dict[str, Any]:
 @pytest.fixture
 def parts(network: Network, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(judging, "PART", 2)
+    monkeypatch.setattr(PictureJudge, "least", 4)
     return list(judging.judged(network, case(), 4, [0.2]))
 
 
-def test_after_each_part_the_distances_are_of_all_pictures_so_far(parts: list[dict[str, Any]]) -> None:
+def test_after_each_part_all_pictures_so_far_are_judged_and_distances_wait_for_enough(
+    parts: list[dict[str, Any]],
+) -> None:
     assert [found["judged"] for found in parts] == [2, 4]
-    for found in parts:
-        assert all(row["distance_beyond_full"][0] == pytest.approx(row["distance"][0] - found["full"]["distance"][0])
-                   for row in found["rows"])  # fmt: skip
+    few, enough = parts
+    assert all("accuracy_beyond_full" in row and "distance" not in row for row in few["rows"])
+    for row in enough["rows"]:
+        beyond = row["distance"][0] - enough["full"]["distance"][0]
+        assert row["distance_beyond_full"][0] == pytest.approx(beyond)
+    assert "distance" not in few["full"] and tables({"cases": {"one": few}})
     text = tables({"cases": {"one": {**parts[-1], "provenance_of_distances": {**MADE, "command": "judge"}}}})
     assert "Fréchet distances and class accuracies: `judge` at none" in text and "; 4 samples." in text
 
@@ -71,6 +78,7 @@ def test_parts_do_not_change_what_is_drawn(
     parts: list[dict[str, Any]], network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(judging, "PART", 4)
+    monkeypatch.setattr(PictureJudge, "least", 4)
     (whole,) = judging.judged(network, case(), 4, [0.2])
     for row, other in zip(whole["rows"], parts[-1]["rows"], strict=True):
         assert row["distance"] == pytest.approx(other["distance"], rel=1e-3)
