@@ -22,8 +22,8 @@ NOTATION = (
     f"All ways draw the same pictures from the same noise. *Full* is the checkpoint's own scheduler in {STEPS} steps "
     "(DDIM, or Euler for a flow), *converged* the same scheduler in 500 steps. dB is the PSNR of the decoded picture, "
     "with a 95 % bootstrap interval over samples. *Beyond full* is the Fréchet distance from real pictures in the "
-    "judge's features, less the full run's, resampled in pairs; behind the class accuracy is its difference from the full "
-    "run's, picture by picture, where it is known. *Fewer steps*, *best solver* (UniPC, DPM-Solver++, "
+    "judge's features, less the full run's, resampled in pairs; behind the class accuracy is its difference from "
+    "the full run's, picture by picture, where it is known. *Fewer steps*, *best solver* (UniPC, DPM-Solver++, "
     "DEIS, orders 2 and 3, trained or Karras levels) and *best output predictor* (TaylorSeer, FoCa) are at their best "
     "setting with hindsight, for each goal by itself; the other ways have no setting.\n"
 )
