@@ -17,6 +17,7 @@ import typer
 
 import tenuto
 from benchmarks.places import results_of
+from scripts.command_line import run
 from tenuto.deciding import subject_of
 from tenuto.files import write_json, write_text
 from tenuto.models.solvers import nature_for
@@ -123,4 +124,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

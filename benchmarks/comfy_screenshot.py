@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.places import ROOT
+from scripts.command_line import run
 
 PORT = 8199
 PICTURE = ROOT / "docs" / "images" / "comfyui.png"
@@ -133,4 +134,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

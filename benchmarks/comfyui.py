@@ -19,6 +19,7 @@ import typer
 
 from benchmarks.comfy_models import Studio, held, load_comfy
 from benchmarks.places import results_of
+from scripts.command_line import run
 from tenuto.files import write_json, write_text
 from tenuto.provenance import origin, provenance
 
@@ -115,4 +116,4 @@ def _torchvision() -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -20,6 +20,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from benchmarks.places import ROOT
+from scripts.command_line import run_app
 from tenuto_lab.cli.experiment import STOPPED
 
 OUT = ROOT / "results" / "experiments"
@@ -149,4 +150,4 @@ def _shown(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    app()
+    run_app(app)

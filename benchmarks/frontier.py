@@ -15,6 +15,7 @@ import typer
 
 import tenuto
 from benchmarks.places import ROOT, results_of
+from scripts.command_line import run
 from tenuto.files import write_json, write_text
 from tenuto.provenance import provenance
 from tenuto_lab.frontier import Frontier, case_of, measure
@@ -108,4 +109,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -20,6 +20,7 @@ import typer
 
 from benchmarks.places import own_network, results_of
 from benchmarks.search import FEW_STEPS, SIGNAL, Grid, Network, Run, Scheme, full, grid_of, network_of, placed
+from scripts.command_line import run
 from tenuto.files import write_json, write_text
 from tenuto.provenance import origin, provenance
 from tenuto.quality import psnr
@@ -148,4 +149,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.places import ROOT
+from scripts.command_line import run
 
 CODE = {
     "python itself": "pass",
@@ -41,4 +42,4 @@ def _seconds(code: str) -> float:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -17,6 +17,7 @@ import torch
 import typer
 
 from benchmarks.places import ROOT, results_of
+from scripts.command_line import run
 from tenuto.files import write_json, write_text
 from tenuto.models import architecture
 from tenuto.provenance import commit, provenance
@@ -124,4 +125,4 @@ def draw(known: dict[str, Any], out: Path) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -15,6 +15,7 @@ from torch import Tensor
 import tenuto
 from benchmarks.places import ROOT, results_of
 from benchmarks.readme import save_strips
+from scripts.command_line import run
 from tenuto.cli.demo import NATURAL
 from tenuto.files import write_json
 from tenuto.provenance import provenance
@@ -70,4 +71,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

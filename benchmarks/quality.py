@@ -21,6 +21,7 @@ from torch import Tensor
 
 import tenuto
 from benchmarks.places import own_network, results_of
+from scripts.command_line import run
 from tenuto.files import write_json, write_text
 from tenuto.models import Model
 from tenuto.provenance import origin, provenance
@@ -184,4 +185,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

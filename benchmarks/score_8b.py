@@ -18,6 +18,7 @@ import typer
 from safetensors.torch import save_file
 
 from benchmarks.places import results_of
+from scripts.command_line import run
 from tenuto.files import write_json
 from tenuto.models.llada import LLaDA, LLaDAConfig
 from tenuto.provenance import provenance
@@ -103,4 +104,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.places import own_network, results_of
+from scripts.command_line import run
 from tenuto.files import write_json
 from tenuto.models import Model
 from tenuto.provenance import provenance
@@ -441,4 +442,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 import tenuto
 from benchmarks.places import results_of
+from scripts.command_line import run
 from tenuto.files import write_json, write_text
 from tenuto.models import Model
 from tenuto.models.architecture import NoiseLevels
@@ -235,4 +236,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

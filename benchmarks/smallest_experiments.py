@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.places import ROOT, results_of
+from scripts.command_line import run
 from tenuto.files import write_json
 from tenuto.provenance import provenance
 from tenuto_lab.paper import EXPERIMENTS
@@ -54,4 +55,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -27,6 +27,7 @@ import typer
 import tenuto
 from benchmarks.places import results_of
 from benchmarks.text_ways import FULL, Way, ways
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import write_json, write_text
 from tenuto.models import Model
@@ -414,4 +415,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -15,9 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import typer
-
 from benchmarks.places import ROOT
+from scripts.command_line import run
 from tenuto.files import write_json
 from tenuto.provenance import commit
 from tenuto_lab.cli.experiment import draw_one
@@ -229,4 +228,4 @@ def _git(*arguments: str) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -21,6 +21,8 @@ def training_section(record: dict[str, Any], out: Path, of: str = "images") -> s
     """From loss.json."""
     made = record["provenance"]
     ended = ", interrupted" if record["interrupted"] else ""
+    if again := record.get("resumed"):
+        ended += f", resumed {'once' if again == 1 else f'{again} times'}"
     if "diverged_at" in record:
         ended = f"; the loss was no longer a number at step {record['diverged_at']:,}"
     rows = {

@@ -16,9 +16,9 @@ import typer
 from PIL import Image
 from torch import Tensor
 
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import replacing
-from training.loop import run
 from training.npm import package
 
 LABELS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]

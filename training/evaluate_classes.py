@@ -9,6 +9,7 @@ import typer
 from torch import Tensor, nn
 
 import tenuto
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import read_json, write_json, write_text
 from tenuto.provenance import provenance
@@ -19,7 +20,6 @@ from training import cifar10, fashion_mnist
 from training.card import agreement_section, table, training_section
 from training.ddim import ddim, initial_noise
 from training.judge import accuracy, guesses
-from training.loop import run
 
 COLUMNS = 8  # of the picture: samples of each class
 DESCRIPTIONS = {

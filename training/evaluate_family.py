@@ -16,6 +16,7 @@ import torch.nn.functional as F
 import typer
 from torch import Tensor, nn
 
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import read_json, write_json, write_text
 from tenuto.models import Model
@@ -26,7 +27,7 @@ from tenuto_lab.judging.tiny_classifier import TinyClassifier, load_tiny_classif
 from training.autoencoder import load_autoencoder
 from training.family import Drawn, draw_latents, family_card, show
 from training.family_unet import by_class, unet_card
-from training.loop import Device, Seed, allow_recompiling, default_device, run
+from training.loop import Device, Seed, allow_recompiling, default_device
 from training.objectives import objective
 from training.tiny_imagenet import DEFAULT_PATH, load, scaled
 from training.train_tiny_classifier import features

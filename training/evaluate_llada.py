@@ -16,6 +16,7 @@ import typer
 from torch import Tensor
 
 import tenuto
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import read_json, write_json, write_text
 from tenuto.models.llada import LLaDA
@@ -35,7 +36,6 @@ from training.llada_text import (
     needle,
     sentence_starts,
 )
-from training.loop import run
 from training.train_llada import parse_config
 
 TASKS: dict[str, Callable[[Corpus, int, bool], Iterator[Problem]]] = {

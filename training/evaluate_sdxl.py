@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 import tenuto
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import read_json, replacing, write_json, write_text
 from tenuto.models import open_model
@@ -23,7 +24,6 @@ from training.card import agreement_section, table, training_section
 from training.cifar10 import DEFAULT_PATH, LABELS, SIZE, load, scaled
 from training.ddim import ddim, initial_noise
 from training.judge import accuracy, guesses
-from training.loop import run
 from training.train_sdxl import NOISE, Painter
 
 COLUMNS = 8  # of the picture: samples of each class

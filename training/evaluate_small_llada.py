@@ -21,13 +21,14 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 import tenuto
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import read_json, write_json, write_text
 from tenuto.models.llada import LLaDA
 from tenuto.provenance import provenance
 from training.evaluate_llada import text_loss, until_end
 from training.llada_text import BOS, EOS, MASK, Corpus, Problem
-from training.loop import default_device, run
+from training.loop import default_device
 from training.reasoning_rows import parse_sizes
 from training.reasoning_tasks import TASKS, Posed, problems, right
 from training.reasoning_text import DEFAULT_PATH, NEEDLE_LEVELS, Library, load, needles, starts_of

@@ -13,8 +13,11 @@ checkpoint that `tenuto.load` reads, with the autoencoder in its folder `vae`, a
 --early also writes the averaged weights as they were after that share of the time, when the learning rate had not
 fallen yet, to a folder beside --out whose name ends in -early.
 
---start goes on from the averaged weights of an earlier training and keeps its record. The optimiser's state does not
-travel; therefore the learning rate warms up again.
+A training that was killed or interrupted goes on when its command is repeated: every --state-every seconds all that
+the next step depends on is saved beside the weights (training.resuming), and removed when the training is complete.
+
+--start begins another training from the averaged weights of a complete one and keeps its record. The optimiser's state
+does not travel; therefore the learning rate warms up again.
 """
 
 import hashlib
@@ -30,6 +33,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import read_json, replacing, write_json, write_text
 from tenuto.models import OWN_FIELDS
@@ -48,19 +52,21 @@ from training.loop import (
     Seconds,
     Seed,
     Settings,
+    StateEvery,
     Trained,
     default_device,
-    run,
     save_record,
     save_weights,
     train,
 )
 from training.muon import MuonAndAdam, of_blocks
 from training.objectives import Name, Objective, objective, weighted_loss
+from training.resuming import NAME, Resuming
 from training.tiny_imagenet import DEFAULT_PATH, SIZE, SOURCE, TinyImageNet, load
 from training.train_vae import decode_all, encode_all
 
 HELD_OUT_SEED = 1_000_003  # of the noise that the held-out loss is measured with: the same for every network
+STATE_EVERY = 30.0  # seconds
 GUIDANCE, STEPS, SHOWN = 3.0, 50, 64  # of samples.png
 
 
@@ -164,13 +170,14 @@ def class_or_none(config: DiTConfig) -> Condition:
     return condition
 
 
-def loss_function(latents: Latents, condition: Condition, goal: Objective, settings: Settings) -> Any:
-    """What `loop.train` minimises; everything is drawn on the latents' device."""
+def loss_function(
+    latents: Latents, condition: Condition, goal: Objective, batch: int, generator: torch.Generator
+) -> Any:
+    """What `loop.train` minimises; everything is drawn on the latents' device, which the generator is for."""
     device = latents.mean.device
-    generator = torch.Generator(device).manual_seed(settings.seed)
 
     def loss_of(forward: Any) -> Tensor:
-        chosen = torch.randint(len(latents.mean), (settings.batch,), generator=generator, device=device)
+        chosen = torch.randint(len(latents.mean), (batch,), generator=generator, device=device)
         x, y = latents.mean[chosen].float(), latents.labels[chosen]
         noise = torch.randn(x.shape, generator=generator, device=device)
         x = x + latents.deviation[chosen].float() * noise
@@ -179,6 +186,15 @@ def loss_function(latents: Latents, condition: Condition, goal: Objective, setti
         return weighted_loss(forward(given, t, told), wanted, weights)
 
     return loss_of
+
+
+def drawing_from(
+    latents: Latents, condition: Condition, goal: Objective, settings: Settings, resuming: Resuming | None
+) -> tuple[Any, Resuming | None]:
+    """The loss, and the state file with the loss's random numbers."""
+    generator = torch.Generator(latents.mean.device).manual_seed(settings.seed)
+    kept = None if resuming is None else replace(resuming, generators=[generator])
+    return loss_function(latents, condition, goal, settings.batch, generator), kept
 
 
 @torch.no_grad()
@@ -218,8 +234,13 @@ def train_family(
     settings: Settings,
     start: dict[str, Tensor] | None = None,
     muon: bool = False,
+    resuming: Resuming | None = None,
 ) -> tuple[DiT, Trained]:
-    """The network with the averaged weights, and the record. muon: update the blocks' matrices by Muon, not AdamW"""
+    """The network with the averaged weights, and the record.
+
+    muon      update the blocks' matrices by Muon, not AdamW
+    resuming  where the state is saved, and gone on from
+    """
     torch.manual_seed(settings.seed)
     network = DiT(config)
     network.initialize_weights()
@@ -229,7 +250,8 @@ def train_family(
     optimizer = None
     if muon:
         optimizer = MuonAndAdam(network, of_blocks(network), settings.lr, settings.betas, settings.weight_decay)
-    trained = train(network, loss_function(latents, class_or_none(config), goal, settings), settings, optimizer)
+    loss_of, resuming = drawing_from(latents, class_or_none(config), goal, settings, resuming)
+    trained = train(network, loss_of, settings, optimizer, resuming=resuming)
     network.load_state_dict(trained.state)
     return network.eval(), trained
 
@@ -391,6 +413,13 @@ def show(network: nn.Module, config: Drawn, goal: Objective, autoencoder: Autoen
     save_image(grid(pictures, 8, 2), path)
 
 
+def resumed_at(out: Path, settings: Settings, mark: dict[str, Any], vae: Path, latents: Latents) -> Resuming:
+    """The state file of a training, and what the training depends on."""
+    own = {name: value for name, value in asdict(settings).items() if name not in ("keep_every", "compile")}
+    data = {"autoencoder": hash_of((vae / WEIGHTS).read_bytes()), "pictures": len(latents.mean) // 2}
+    return Resuming(out / NAME, {**own, **mark, **data, "device": latents.mean.device.type})
+
+
 def start_from(directory: Path) -> tuple[dict[str, Tensor], DiTConfig, dict[str, Any]]:
     """Weights in float32, config and record of an earlier training."""
     checkpoint = open_checkpoint(directory)
@@ -428,14 +457,15 @@ def main(
     early: Annotated[
         float | None, typer.Option(min=0.01, max=0.99, help="Write the weights after this share of the time, too.")
     ] = None,
+    state_every: StateEvery = STATE_EVERY,
 ) -> None:
-    """Train a DiT on the latents of Tiny-ImageNet. Ctrl-C ends the training early and saves what it has."""
+    """Train a DiT on the latents of Tiny-ImageNet. Ctrl-C saves what there is; the same command then goes on."""
     if size not in SIZES or objective_name not in ("noise", "flow"):
         raise UsageError(f"--size is one of {', '.join(SIZES)}, and --objective is noise or flow.")
     shape, where = SIZES[size], torch.device(device)
     goal = objective("noise" if objective_name == "noise" else "flow", where)
     settings = Settings(seconds, batch or shape.batch, lr or shape.lr, ema, seed, compile, max_steps)
-    settings = replace(settings, betas=(0.9, 0.95), weight_decay=0.0, early=early)
+    settings = replace(settings, betas=(0.9, 0.95), weight_decay=0.0, early=early, keep_every=state_every)
     autoencoder, names = load_autoencoder(vae), read_json(data / "classes.json", "list of classes")["names"]
     config = shape.config(autoencoder.config.latent_channels, autoencoder.config.latent_size, len(names))
     state, before = None, None
@@ -443,7 +473,9 @@ def main(
         state, found, before = start_from(start)
         check_start(found, config, before, goal.name)
     latents = stored_latents(vae, data, where)
-    network, trained = train_family(latents, config, goal, settings, state, muon)
+    mark = {"objective": goal.name, "muon": muon, "start": before and before["provenance"]}
+    resuming = resumed_at(out, settings, {**asdict(config), **mark}, vae, latents)
+    network, trained = train_family(latents, config, goal, settings, state, muon, resuming)
     pace = trained.steps * settings.batch / trained.seconds
     for one, place in ((trained, out), (trained.early, out.with_name(f"{out.name}-early"))):
         if one is None:
@@ -455,6 +487,7 @@ def main(
         print(f"{place}: held-out loss {extra['held_out_loss']:.5f}, {pace:,.0f} latents/s", flush=True)
         show(network, config, goal, autoencoder, place / "samples.png")
         write_text(place / "README.md", family_card(place))
+    resuming.finish(trained.interrupted)
 
 
 if __name__ == "__main__":

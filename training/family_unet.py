@@ -7,6 +7,8 @@ DiTs differ in the network only. What it should draw is said by a caption made f
 of its own is trained with it. What is written is a checkpoint that `tenuto.load` reads, as diffusers lays pipelines
 out, with the autoencoder in its folder `vae`.
 
+A training that was killed goes on when its command is repeated, as training.family's does.
+
 --early also writes the averaged weights as they were after that share of the time, to a folder beside --out whose name
 ends in -early.
 """
@@ -19,6 +21,7 @@ import torch
 import typer
 from torch import Tensor, nn
 
+from scripts.command_line import run
 from tenuto.files import read_json, write_text
 from tenuto.models import OWN_FIELDS, Model
 from tenuto_lab.networks.text_encoder import TextConfig, load_text_encoder
@@ -29,13 +32,15 @@ from training.class_captions import asked, caption, captions, vocabulary
 from training.ddim import chance
 from training.family import (
     GUIDANCE,
+    STATE_EVERY,
     Condition,
     Latents,
     copy_vae,
+    drawing_from,
     hash_of,
     held_out_loss,
-    loss_function,
     rest_of_card,
+    resumed_at,
     said_of_early,
     said_of_goal,
     show,
@@ -54,13 +59,14 @@ from training.loop import (
     Seconds,
     Seed,
     Settings,
+    StateEvery,
     Trained,
     default_device,
-    run,
     save_record,
     train,
 )
 from training.objectives import Objective, objective
+from training.resuming import Resuming
 from training.tiny_imagenet import DEFAULT_PATH, SIZE
 from training.train_sdxl import EMPTY_SHARE, Painter, make_painter, parse_config, save_painter
 from training.train_sdxl import SHIPPED as IN_PIXELS
@@ -128,15 +134,21 @@ def caption_or_none(painter: Painter, names: Sequence[str], device: torch.device
 
 
 def train_unet(
-    latents: Latents, config: dict[str, Any], names: Sequence[str], goal: Objective, settings: Settings
+    latents: Latents,
+    config: dict[str, Any],
+    names: Sequence[str],
+    goal: Objective,
+    settings: Settings,
+    resuming: Resuming | None = None,
 ) -> tuple[Painter, Trained]:
-    """The painter with the averaged weights, and the record."""
+    """The painter with the averaged weights, and the record. resuming: where the state is saved, and gone on from"""
     torch.manual_seed(settings.seed)
     device = latents.mean.device
     painter = make_painter(config, text_config(names)).to(device)
     painter.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     condition = caption_or_none(painter, names, device)
-    trained = train(painter, loss_function(latents, condition, goal, settings), settings)
+    loss_of, resuming = drawing_from(latents, condition, goal, settings, resuming)
+    trained = train(painter, loss_of, settings, resuming=resuming)
     painter.load_state_dict(trained.state)
     return painter.eval(), trained
 
@@ -201,15 +213,17 @@ def main(
     early: Annotated[
         float | None, typer.Option(min=0.01, max=0.99, help="Write the weights after this share of the time, too.")
     ] = None,
+    state_every: StateEvery = STATE_EVERY,
 ) -> None:
-    """Train a UNet on the latents of Tiny-ImageNet. Ctrl-C ends the training early and saves what it has."""
+    """Train a UNet on the latents of Tiny-ImageNet. Ctrl-C saves what there is; the same command then goes on."""
     where = torch.device(device)
     goal = objective("noise", where)
-    settings = Settings(seconds, batch, lr, ema, seed, compile, max_steps, early=early)
+    settings = Settings(seconds, batch, lr, ema, seed, compile, max_steps, early=early, keep_every=state_every)
     autoencoder, names = load_autoencoder(vae), read_json(data / "classes.json", "list of classes")["names"]
     unet = fitted(parse_config(config, SHIPPED), autoencoder)
     latents = stored_latents(vae, data, where)
-    painter, trained = train_unet(latents, unet, names, goal, settings)
+    resuming = resumed_at(out, settings, unet, vae, latents)
+    painter, trained = train_unet(latents, unet, names, goal, settings, resuming)
     network = ByClass(painter, names, (unet["in_channels"], unet["sample_size"], unet["sample_size"])).to(where).eval()
     pace = trained.steps * settings.batch / trained.seconds
     for one, place in ((trained, out), (trained.early, out.with_name(f"{out.name}-early"))):
@@ -222,6 +236,7 @@ def main(
         print(f"{place}: held-out loss {extra['held_out_loss']:.5f}, {pace:,.0f} latents/s", flush=True)
         show(network, network, goal, autoencoder, place / "samples.png")
         write_text(place / "README.md", unet_card(place))
+    resuming.finish(trained.interrupted)
 
 
 if __name__ == "__main__":

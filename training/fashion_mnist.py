@@ -14,9 +14,9 @@ import torch.nn.functional as F
 import typer
 from torch import Tensor
 
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import replacing
-from training.loop import run
 from training.npm import package
 
 LABELS = [

@@ -12,6 +12,7 @@ import torch
 import typer
 from torch import Tensor
 
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.models import shipped
 from tenuto.provenance import provenance
@@ -20,7 +21,7 @@ from tenuto_lab.judging.classifier import load_classifier
 from tenuto_lab.judging.judges import PictureClassifier, PictureJudge
 from tenuto_lab.judging.statistics import Statistics
 from training import cifar10, fashion_mnist
-from training.loop import Device, default_device, run
+from training.loop import Device, default_device
 
 Kind = Literal["fashion-classifier", "cifar-classifier"]
 

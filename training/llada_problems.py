@@ -11,12 +11,12 @@ from typing import Annotated
 
 import typer
 
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import write_text
 from tenuto.provenance import provenance
 from training.evaluate_llada import ANSWER_LENGTH, PROMPT_LENGTH, TEXT_LENGTH, chunks
 from training.llada_text import DEFAULT_PATH, LONG, Corpus, Problem, arithmetic, load, needle, recoded
-from training.loop import run
 
 COUNT = 300  # of each task
 

@@ -19,9 +19,9 @@ import typer
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import replacing
-from training.loop import run
 
 SOURCE = "mlschmitt/classic-books-markdown"
 DEFAULT_PATH = Path("data/llada-text.npz")

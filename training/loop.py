@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from tenuto.errors import TenutoError, first_line
 from tenuto.files import replacing, write_json
 from tenuto.provenance import provenance
+from training.resuming import Resuming
 
 # The options that the training commands share.
 Out = Annotated[Path, typer.Option(help="The directory to write.")]
@@ -31,6 +32,14 @@ Ema = Annotated[float, typer.Option(min=0, max=1, help="The decay of the weights
 Device = Annotated[str, typer.Option(help="Where to compute.")]
 Seed = Annotated[int, typer.Option(help="Of the weights and of everything drawn.")]
 Compile = Annotated[bool, typer.Option(help="Compile the network first.")]
+StateEvery = Annotated[
+    float,
+    typer.Option(
+        "--state-every",
+        min=0,
+        help="Save the training's state every so many seconds; after a kill, repeat the command.",
+    ),
+]
 KeepEvery = Annotated[float | None, typer.Option(min=1, help="Save what there is every so many seconds, too.")]
 MaxSteps = Annotated[int | None, typer.Option(min=1, help="Stop after so many steps, if sooner.")]
 
@@ -68,6 +77,7 @@ class Trained:
     interrupted: bool = False
     diverged_at: int | None = None  # the step at which the loss was no longer a number; `steps` made the weights kept
     history: list[tuple[int, float, float]] = field(default_factory=list)  # (step, seconds, mean loss since the last)
+    resumed: int = 0  # how often it went on after it was killed or interrupted
     early: "Trained | None" = None  # the run as it was when the share Settings.early of its budget was spent
 
     @property
@@ -95,11 +105,13 @@ def train(
     settings: Settings,
     optimizer: Any | None = None,
     keep: Callable[[Trained], None] | None = None,
+    resuming: Resuming | None = None,
 ) -> Trained:
     """Train `network` in place. `loss_of(forward)` draws a batch and gives its loss through `forward`.
 
     `forward` is the network, compiled if that works; what `loss_of` draws must lie on the network's device. Without an
-    `optimizer`, AdamW is used. `keep` saves the averaged weights every `settings.keep_every` seconds.
+    `optimizer`, AdamW is used. Every `settings.keep_every` seconds `keep` saves the averaged weights, and `resuming`
+    saves everything; a state that it finds is gone on from. The time that saving takes is not counted.
     """
     torch.set_float32_matmul_precision("high")
     network.train()
@@ -125,13 +137,19 @@ def train(
     result = Trained(network.state_dict(), compiled=compiled)
     total, counted, printed, kept = torch.zeros((), device=device), 0, 0.0, 0.0
     good_steps, good_state = 0, result.state  # the last averaged weights that were known to be good
-    start = time.perf_counter()
 
     def averaged() -> dict[str, Tensor]:
         return {**network.state_dict(), **dict(zip(learned, average, strict=True))}
 
+    if resuming and (progress := resuming.load(network, average, optimizer)) is not None:
+        result = _gone_on(progress, result)
+        printed = kept = result.seconds
+        good_steps, good_state = result.steps, copied(averaged())
+        print(f"goes on from step {result.steps:,}, {result.seconds:.0f} s", flush=True)
+    start = time.perf_counter() - result.seconds
+
     def read() -> None:
-        nonlocal counted, printed, kept, good_steps, good_state
+        nonlocal counted, printed, kept, good_steps, good_state, start
         loss = total.item() / counted
         total.zero_()
         counted, result.seconds = 0, time.perf_counter() - start
@@ -139,15 +157,19 @@ def train(
             result.diverged_at = result.steps
             return
         if torch.stack(torch._foreach_norm(average)).isfinite().all():
-            good_steps, good_state = result.steps, {key: value.clone() for key, value in averaged().items()}
+            good_steps, good_state = result.steps, copied(averaged())
         result.history.append((result.steps, round(result.seconds, 2), round(loss, 6)))
         if result.seconds - printed >= PRINT_EVERY:
             printed = result.seconds
             pace = result.steps / result.seconds
             print(f"step {result.steps:,}  {printed:.0f} s  loss {loss:.5f}  {pace:.1f} steps/s", flush=True)
-        if keep and settings.keep_every is not None and result.seconds - kept >= settings.keep_every:
-            kept = result.seconds
-            keep(replace(result, state=averaged(), interrupted=True))
+        if settings.keep_every is not None and result.seconds - kept >= settings.keep_every:
+            kept, began = result.seconds, time.perf_counter()
+            if keep:
+                keep(replace(result, state=averaged(), interrupted=True))
+            if resuming and good_steps == result.steps:
+                resuming.save(network, average, optimizer, _progress(result))
+            start += time.perf_counter() - began
 
     # A job that runs out of time is told so by SIGTERM: what it has is worth as much then as on Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -163,8 +185,7 @@ def train(
                     read()
                 if result.diverged_at is not None:
                     break
-                state = {key: value.clone() for key, value in averaged().items()}
-                result.early = replace(result, state=state, history=list(result.history))
+                result.early = replace(result, state=copied(averaged()), history=list(result.history))
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr * rate_at(done)
             total += backward(forward)
@@ -191,6 +212,28 @@ def train(
         raise TenutoError(f"{no_number(result.diverged_at)} There are no good weights to save.")
     result.steps, result.state = good_steps, good_state
     return result
+
+
+def copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key: value.clone() for key, value in state.items()}
+
+
+def _progress(run: Trained) -> dict[str, Any]:
+    """What a state file says of the run so far; of its early weights, the weights too."""
+    told = {name: getattr(run, name) for name in ("steps", "seconds", "history", "resumed")}
+    return {**told, "early": None if run.early is None else {**_progress(run.early), "state": run.early.state}}
+
+
+def _gone_on(told: dict[str, Any], run: Trained) -> Trained:
+    """The run as it was when its state was saved."""
+    early = told["early"]
+    history = [(step, seconds, loss) for step, seconds, loss in told["history"]]
+    known = replace(run, steps=told["steps"], seconds=told["seconds"], history=history, resumed=told["resumed"] + 1)
+    if early is None:
+        return known
+    device = next(iter(run.state.values())).device
+    state = {key: value.to(device) for key, value in early["state"].items()}
+    return replace(known, early=replace(_gone_on(early, run), state=state, resumed=early["resumed"]))
 
 
 def no_number(step: int) -> str:
@@ -262,6 +305,7 @@ def save_record(
         "seconds": round(trained.seconds, 1),
         "compiled": trained.compiled,
         "interrupted": trained.interrupted,
+        **({"resumed": trained.resumed} if trained.resumed else {}),
         "final_loss": trained.final_loss,
         "loss": trained.history,
         **({} if trained.diverged_at is None else {"diverged_at": trained.diverged_at}),
@@ -305,13 +349,3 @@ def plot_loss(path: Path, record: dict[str, Any]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png")
-
-
-def run(command: Callable[..., Any]) -> None:
-    """Runs a function as a command line; what the user got wrong is one sentence, not a traceback."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(command)
-    try:
-        app()
-    except TenutoError as error:
-        raise SystemExit(str(error)) from None

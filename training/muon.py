@@ -67,6 +67,15 @@ class MuonAndAdam:
             torch._foreach_mul_(parameters, 1 - lr * decay)
             torch._foreach_add_(parameters, list(updates.unbind()), alpha=-lr * scale)
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"momenta": [momentum for _, momentum in self._stacks], "adam": self._adam.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for (_, momentum), value in zip(self._stacks, state["momenta"], strict=True):
+            momentum.copy_(value)
+        self._adam.load_state_dict(state["adam"])
+        self.param_groups = [self._group, *self._adam.param_groups]  # AdamW makes new groups when it loads
+
     def zero_grad(self) -> None:
         for parameter in self._cleared:
             parameter.grad = None

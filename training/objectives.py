@@ -82,7 +82,7 @@ def flow_objective(device: torch.device) -> Objective:
         "_class_name": "FlowMatchEulerDiscreteScheduler",
         "num_train_timesteps": timesteps,
         "shift": 1.0,
-        "prediction_type": "flow_prediction",  # the package's samplers refuse it instead of taking it for noise
+        "prediction_type": "flow_prediction",  # so that samplers do not take it for noise
     }
     return Objective("flow", noising, euler, scheduler)
 

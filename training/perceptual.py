@@ -19,9 +19,9 @@ import typer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import replacing
-from training.loop import run
 
 STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512))  # widths of the convolutions; each stage halves first
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from scripts.command_line import run_app
 from tenuto.errors import UsageError
 
 PIECE = 15_000_000
@@ -76,7 +77,4 @@ def unpack_command(
 
 
 if __name__ == "__main__":
-    try:
-        app()
-    except UsageError as error:
-        raise SystemExit(str(error)) from None
+    run_app(app)

@@ -15,6 +15,7 @@ import torch
 import typer
 from torch import Tensor
 
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import read_json, write_json, write_text
 from tenuto.models import load
@@ -26,7 +27,7 @@ from tenuto_lab.judging.judges import picture_judge
 from tenuto_lab.judging.statistics import mean_interval
 from training.autoencoder import load_autoencoder
 from training.family import quantised_section
-from training.loop import Device, Seed, default_device, run, save_shards
+from training.loop import Device, Seed, default_device, save_shards
 from training.train_vae import decode_all
 
 LARGEST = 127

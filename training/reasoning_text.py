@@ -21,6 +21,7 @@ import typer
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import replacing
 from training.llada_text import (
@@ -34,7 +35,6 @@ from training.llada_text import (
     sentence_starts,
     train_tokenizer,
 )
-from training.loop import run
 from training.reasoning_tasks import TASKS, problems
 
 DEFAULT_PATH = Path("data/reasoning.npz")

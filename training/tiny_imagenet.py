@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import read_json, replacing, write_json
-from training.loop import run
 
 SOURCE = "github.com/rangeetpan/IMagenet, folder tiny-imagenet-200 (Tiny-ImageNet, Stanford CS231n, from ImageNet)"
 FOLDER = "tiny-imagenet-200"

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import typer
 from torch import Tensor
 
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import read_json, write_json, write_text
 from tenuto.provenance import provenance
@@ -34,7 +35,6 @@ from training.loop import (
     Settings,
     Trained,
     default_device,
-    run,
     save_record,
     save_weights,
     train,

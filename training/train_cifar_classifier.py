@@ -11,10 +11,11 @@ import torch.nn.functional as F
 import typer
 from torch import Tensor
 
+from scripts.command_line import run
 from tenuto_lab.judging.cifar_classifier import FEATURES, CifarClassifier
 from training.cifar10 import DEFAULT_PATH, HELD_OUT, LABELS, PACKAGE, SIZE, Cifar10, load, scaled
 from training.judge import accuracy, fit, train_and_save
-from training.loop import Device, Out, Seed, default_device, run
+from training.loop import Device, Out, Seed, default_device
 
 SHIFT = 4  # pixels, at most, in each direction
 COVER = 10  # the side of the square that is covered

@@ -11,10 +11,11 @@ import torch.nn.functional as F
 import typer
 from torch import Tensor
 
+from scripts.command_line import run
 from tenuto_lab.judging.classifier import FEATURES, Classifier
 from training.fashion_mnist import DEFAULT_PATH, HELD_OUT, LABELS, PACKAGE, SIZE, FashionMnist, load
 from training.judge import accuracy, fit, train_and_save
-from training.loop import Device, Out, Seed, default_device, run
+from training.loop import Device, Out, Seed, default_device
 
 SHIFT = 2  # pixels, at most, in each direction
 

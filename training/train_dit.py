@@ -9,6 +9,7 @@ import torch
 import typer
 from torch import Tensor
 
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import read_json, write_json
 from tenuto.models.dit import ARCHITECTURE, DiT, DiTConfig
@@ -28,7 +29,6 @@ from training.loop import (
     Settings,
     Trained,
     default_device,
-    run,
     save_record,
     save_weights,
     train,

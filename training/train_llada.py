@@ -12,6 +12,7 @@ import typer
 from torch import Tensor
 
 import tenuto
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import read_json, write_json, write_text
 from tenuto.models.llada import LLaDA, LLaDAConfig
@@ -47,7 +48,6 @@ from training.loop import (
     Settings,
     Trained,
     default_device,
-    run,
     save_record,
     save_weights,
     train,

@@ -12,6 +12,7 @@ import torch
 import typer
 from torch import Tensor, nn
 
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import read_json, write_json
 from tenuto_lab.networks.text_encoder import TextConfig, TextEncoder
@@ -35,7 +36,6 @@ from training.loop import (
     Settings,
     Trained,
     default_device,
-    run,
     save_record,
     save_weights,
     train,

@@ -19,6 +19,7 @@ import typer
 from torch import Tensor
 
 import tenuto
+from scripts.command_line import run
 from tenuto.errors import UsageError, first_line
 from tenuto.files import read_json, write_text
 from tenuto.models.language_block import rotary_angles, rotate
@@ -38,7 +39,6 @@ from training.loop import (
     Settings,
     Trained,
     default_device,
-    run,
     save_record,
     save_weights,
     train,

@@ -16,6 +16,7 @@ import typer
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from scripts.command_line import run
 from tenuto.files import read_json, replacing, write_json, write_text
 from tenuto.provenance import provenance
 from tenuto_lab.judging.statistics import Statistics
@@ -35,7 +36,6 @@ from training.loop import (
     Settings,
     Trained,
     default_device,
-    run,
     save_record,
     train,
 )

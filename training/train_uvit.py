@@ -8,6 +8,7 @@ import torch
 import typer
 from torch import Tensor
 
+from scripts.command_line import run
 from tenuto.files import write_json
 from tenuto_lab.networks.uvit import ARCHITECTURE, UViT, UViTConfig
 from training.cifar10 import DEFAULT_PATH, LABELS, PACKAGE, SIZE, Cifar10, load, scaled
@@ -25,7 +26,6 @@ from training.loop import (
     Settings,
     Trained,
     default_device,
-    run,
     save_record,
     save_weights,
     train,

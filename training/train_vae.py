@@ -18,6 +18,7 @@ import typer
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from scripts.command_line import run
 from tenuto.errors import TenutoError
 from tenuto.files import read_json, write_json, write_text
 from tenuto.quality import psnr
@@ -37,7 +38,6 @@ from training.loop import (
     Settings,
     Trained,
     default_device,
-    run,
     save_record,
     save_weights,
     train,

@@ -27,6 +27,7 @@ from benchmarks.coverage.exported import others_than
 from benchmarks.coverage.report import RECORD, TRIAL, written
 from benchmarks.coverage.worker import MARK
 from benchmarks.places import ROOT, results_of
+from scripts.command_line import run
 from tenuto.errors import TenutoError
 from tenuto.files import read_text
 from tenuto.provenance import provenance
@@ -181,4 +182,4 @@ def _commit(checkout: Path) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

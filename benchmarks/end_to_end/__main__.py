@@ -17,6 +17,7 @@ from benchmarks.end_to_end.measuring import Row, measure, reason
 from benchmarks.end_to_end.planning import Book, expected, in_order, least_seconds, plan_for
 from benchmarks.end_to_end.ways import BASE, COMPILED, TURNS, Way
 from benchmarks.places import results_of, use_packages
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.provenance import provenance
 
@@ -136,4 +137,4 @@ def line(row: Row) -> str:
 
 if __name__ == "__main__":
     logging.disable(logging.INFO)  # cache-dit tells a lot
-    typer.run(main)
+    run(main)

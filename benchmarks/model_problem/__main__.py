@@ -18,6 +18,7 @@ import typer
 from benchmarks.model_problem.mixture import WORLDS, Mixture, nearness
 from benchmarks.model_problem.running import SCHEDULERS, drawn
 from benchmarks.places import results_of
+from scripts.command_line import run
 from tenuto.files import write_json, write_text
 from tenuto.provenance import origin, provenance
 from tenuto.scheduling.placement import MANY
@@ -105,4 +106,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -24,7 +24,13 @@ def bare(name: str, packages: Path) -> Any:
         sys.modules.setdefault(parent.__name__, parent)
     if str(packages) not in sys.path:
         sys.path.append(str(packages))  # the modules import einops
-    return importlib.import_module(name)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{parents[0]} needs the package {error.name}, and {packages} does not hold it; docs/benchmarks.md says "
+            "how to get it."
+        ) from error
 
 
 def read_weights(path: Path) -> Any:

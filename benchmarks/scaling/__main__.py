@@ -14,16 +14,22 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from benchmarks.kept import Kept
 from benchmarks.places import ROOT, results_of
+from benchmarks.scaling import judging
 from benchmarks.scaling.drawing import opened
 from benchmarks.scaling.figure import draw
 from benchmarks.scaling.measuring import BUDGETS, measure
 from benchmarks.scaling.report import RECORD, tables
+from benchmarks.scaling.ways import WAYS
+from scripts.command_line import run
+from tenuto.errors import UsageError
 from tenuto.files import write_json, write_text
 from tenuto.provenance import provenance
 from tenuto_lab.result_files import read_result
 
 RESULTS = results_of("scaling")
+KEPT = ROOT / "data" / "scaling"
 GUIDANCES = (3.0, 1.5, 5.0)
 
 
@@ -39,9 +45,22 @@ def main(
     budgets: Annotated[list[float] | None, typer.Option("--budget", help="Shares of the work; repeat.")] = None,
     near: Annotated[int, typer.Option(min=1, help="Samples for dB.")] = 64,
     judged: Annotated[int, typer.Option(min=0, help="Samples for Fréchet distances; 0: none.")] = 600,
-    seconds: Annotated[float | None, typer.Option(help="Begin no case after so long.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Begin no case after so long; with --distances, no part of the pictures.")
+    ] = None,
     device: Annotated[str, typer.Option(help="Where to run.")] = "cuda" if torch.cuda.is_available() else "cpu",
     few: Annotated[bool, typer.Option("--few", help="Rivals with few settings, for a CPU.")] = False,
+    distances: Annotated[
+        bool,
+        typer.Option(
+            "--distances",
+            help="Of a case that the file holds, measure Fréchet distances and class accuracies alone, with --judged "
+            "pictures of the settings that came nearest. The rest stays.",
+        ),
+    ] = False,
+    ways: Annotated[
+        list[str] | None, typer.Option("--way", help=f"With --distances: {'; '.join(WAYS)}; Tenuto and solver if none.")
+    ] = None,
     again: Annotated[bool, typer.Option(help="Measure what the file holds already, too.")] = False,
     join: Annotated[
         list[Path] | None, typer.Option(help="Other files of this command, whose cases are taken over; repeat.")
@@ -56,18 +75,26 @@ def main(
         record["cases"] |= read_result(other, "record of sizes", RECORD)["cases"]
     if join:
         write_json(out, record)
-    began = time.monotonic()
+    began, shares = time.monotonic(), budgets or BUDGETS
     for guidance in () if draw_only else guidances or GUIDANCES:
         for path in networks or [ROOT / "weights" / "natural-dit"]:
             case = f"{path.name}, guidance {guidance:g}"
-            if (record["cases"].get(case, {}).get("complete") and not again) or (
-                seconds and time.monotonic() - began > seconds
-            ):
+            known = record["cases"].get(case)
+            left = None if seconds is None else seconds - (time.monotonic() - began)
+            if distances:
+                if known is None:
+                    raise UsageError(f"{out} holds no case {case!r}; measure it first, without --distances.")
+                network = opened(path, torch.device(device))
+                parts = judging.judged(network, known, judged, shares, ways or judging.JUDGED, left, say, Kept(KEPT))
+                made = "provenance_of_distances"
+            elif (known is None or not known["complete"] or again) and (left is None or left > 0):
+                network = opened(path, torch.device(device))
+                parts, made = measure(network, guidance, near, judged, shares, say, few), "provenance"
+            else:
                 continue
             start = time.monotonic()
-            network, shares = opened(path, torch.device(device)), budgets or BUDGETS
-            for found in measure(network, guidance, near, judged, shares, say, few):
-                record["cases"][case] = {**found, "provenance": provenance(device, seed=0)}
+            for found in parts:
+                record["cases"][case] = {**found, made: provenance(device, seed=0)}
                 write_json(out, record)
             say(f"{case}: {time.monotonic() - start:.0f} s")
     write_text(out.with_suffix(".md"), tables(record))
@@ -79,4 +106,4 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

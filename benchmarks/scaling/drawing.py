@@ -132,12 +132,15 @@ def opened(path: Path, device: torch.device) -> Network:
 
 
 class Requests:
-    """The pictures to draw: classes in turn, each sample from its own noise, at one guidance."""
+    """The pictures to draw: classes in turn, each sample from its own noise, at one guidance.
 
-    def __init__(self, network: Network, guidance: float, samples: int) -> None:
+    first  the number of the first sample; those before it belong to other requests
+    """
+
+    def __init__(self, network: Network, guidance: float, samples: int, first: int = 0) -> None:
         self.network, self.guidance, self.samples = network, guidance, samples
-        self.labels = torch.arange(samples, device=network.model.device) % network.classes
-        self.noise = noise_of(network.model, 0, samples)
+        self.labels = torch.arange(first, first + samples, device=network.model.device) % network.classes
+        self.noise = noise_of(network.model, first, samples)
         self.conditions = conditions_of(network.model, network.requests(self.labels.tolist()), guided=True)
 
     def guided(self, network: Callable[..., Any] | None = None) -> Guided:

@@ -46,7 +46,7 @@ class Near:
         row: dict[str, Any] = {"way": name}
         for goal, (found, way) in self.best.get(name, {}).items():
             row[goal] = dict(zip(("dB", "low", "high"), mean_interval(found), strict=True))
-            row[goal]["setting"] = way.setting
+            row[goal] |= {"setting": way.setting, "each": [round(value, 3) for value in found.tolist()]}
             ours = self.best.get(OURS, {}).get(goal)
             if ours is not None and name != OURS:
                 row[goal]["ours_less"] = list(mean_interval(ours[0] - found))

@@ -2,19 +2,28 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.scaling.ways import STEPS, WAYS
+from benchmarks.scaling.ways import MANY, OURS, STEPS, WAYS
 from tenuto.provenance import origin
+from tenuto_lab.judging.statistics import mean_interval
 from tenuto_lab.result_files import ORIGIN, both, fields, in_order, makes, number, shaped, text, whole
 
+PLANE = (
+    "dB gained with ten times as many parameters / with ten times as many samples in training; then by how many dB the "
+    "plane misses a point at most. The plane is fitted to the DiTs that predict noise. Below zero: harder. ± is half a "
+    "95 % interval over samples. It follows from the dB of each sample, or, where a file holds the points' intervals "
+    "only, from these as if the networks' samples were independent. It does not cover what another training of the "
+    "same network would change.\n"
+)
 NOTATION = (
     f"All ways draw the same pictures from the same noise. *Full* is the checkpoint's own scheduler in {STEPS} steps "
     "(DDIM, or Euler for a flow), *converged* the same scheduler in 500 steps. dB is the PSNR of the decoded picture, "
     "with a 95 % bootstrap interval over samples. *Beyond full* is the Fréchet distance from real pictures in the "
-    "judge's features, less the full run's, resampled in pairs. *Fewer steps*, *best solver* (UniPC, DPM-Solver++, "
+    "judge's features, less the full run's, resampled in pairs; behind the class accuracy is its difference from "
+    "the full run's, picture by picture, where it is known. *Fewer steps*, *best solver* (UniPC, DPM-Solver++, "
     "DEIS, orders 2 and 3, trained or Karras levels) and *best output predictor* (TaylorSeer, FoCa) are at their best "
     "setting with hindsight, for each goal by itself; the other ways have no setting.\n"
 )
@@ -37,7 +46,9 @@ def tables(record: Mapping[str, Any]) -> str:
 def _origin(case: Mapping[str, Any]) -> str:
     few = "; rivals with few settings" if case.get("few_settings") else ""
     samples = f"; {case['near']} samples" if "near" in case else ""
-    return f"{origin(case['provenance'])}{samples}{few}.\n"
+    made = case.get("provenance_of_distances")
+    judged = f" Fréchet distances and class accuracies: {origin(made)}; {case['judged']} samples." if made else ""
+    return f"{origin(case['provenance'])}{samples}{few}.{judged}\n"
 
 
 def _networks(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -49,7 +60,8 @@ def _networks(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         early = ", cut short" if case["early"] else ""
         cells = [case["network"], f"{case['parameters'] / 1e6:.1f} M", case["prediction"]]
         cells += [f"{case['trained_seconds']:.0f} s, {case['trained_samples'] / 1e6:.1f} M samples{early}", loss]
-        judged = [f"{full['accuracy']:.1%}", f"{full['distance'][0]:.2f}"] if "accuracy" in full else ["", ""]
+        accuracy = f"{full['accuracy']:.1%}" if "accuracy" in full else ""
+        judged = [accuracy, f"{full['distance'][0]:.2f}" if "distance" in full else ""]
         lines.append([*cells, f"{case['guidance']:g}", *judged, _interval(full["converged"])])
     yield from _table([*titles, "Fréchet distance", "full run to converged, dB"], lines)
 
@@ -59,35 +71,70 @@ def is_dit(case: Mapping[str, Any]) -> bool:
     return bool(case.get("architecture", "dit") == "dit")
 
 
-def effects(cases: Sequence[Mapping[str, Any]], way: str, budget: float, goal: str) -> tuple[float, float] | None:
+class Change(NamedTuple):
+    """dB, for ten times as much or of one point, and half of its 95 % interval over samples."""
+
+    value: float
+    half: float
+
+    def __str__(self) -> str:
+        return f"{self.value:+.1f} ± {self.half:.1f}"
+
+    @property
+    def sign(self) -> int:
+        """0 if the interval holds zero."""
+        return 0 if abs(self.value) <= self.half else 1 if self.value > 0 else -1
+
+
+class Effects(NamedTuple):
+    size: Change
+    training: Change
+    miss: Change  # the point that the plane misses by most: by how many dB
+
+    def __str__(self) -> str:
+        return f"{self.size} / {self.training}; {abs(self.miss.value):.1f}"
+
+
+def effects(cases: Sequence[Mapping[str, Any]], way: str, budget: float, goal: str) -> Effects | None:
     """The change for ten times as many parameters, and for ten times as many samples seen in training.
 
     A plane fitted to the DiTs that predict noise: dB = a + b log₁₀(parameters) + c log₁₀(samples). None if there are
     too few networks to tell the two apart.
     """
-    points = []
+    places, rows = [], []
     for case in cases:
         if case["prediction"] == "noise" and is_dit(case):
             at = 1.0, math.log10(case["parameters"]), math.log10(case["trained_samples"])
-            points += [
-                (*at, row[goal]["dB"])
-                for row in case["rows"]
-                if row["way"] == way and row["budget"] == budget and goal in row
-            ]
-    if len(points) < 3 or np.linalg.matrix_rank(np.array(points)[:, :3]) < 3:
+            found = [row[goal] for row in case["rows"] if (row["way"], row["budget"]) == (way, budget) and goal in row]
+            places += [at] * len(found)
+            rows += found
+    given = np.array(places)
+    if len(places) < 3 or np.linalg.matrix_rank(given) < 3:
         return None
-    given, found = np.array(points)[:, :3], np.array(points)[:, 3]
-    _, size, training = np.linalg.lstsq(given, found, rcond=None)[0]
-    return float(size), float(training)
+    weights = np.linalg.pinv(given)
+    left = np.eye(len(rows)) - given @ weights  # what the plane leaves of each point
+    size, training = _sum(weights[1], rows), _sum(weights[2], rows)
+    return Effects(size, training, max((_sum(one, rows) for one in left), key=lambda one: abs(one.value)))
+
+
+def _sum(weights: Any, rows: Sequence[Mapping[str, Any]]) -> Change:
+    """A weighted sum of points, with its interval.
+
+    Every network drew the same samples. If the dB of each sample are known, the sum is taken sample by sample.
+    Otherwise the points count as independent.
+    """
+    value = float(weights @ np.array([row["dB"] for row in rows]))
+    if all("each" in row for row in rows) and len({len(row["each"]) for row in rows}) == 1:
+        _, low, high = mean_interval(weights @ np.array([row["each"] for row in rows]))
+        return Change(value, (high - low) / 2)
+    halves = np.array([(row["high"] - row["low"]) / 2 for row in rows])
+    return Change(value, float(np.sqrt(np.square(weights * halves).sum())))
 
 
 def _effects(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A table for each guidance and goal."""
-    yield (
-        "dB gained with ten times as many parameters / with ten times as many samples in training, by a plane fitted "
-        "to the DiTs that predict noise. They are few, so this says which way it goes and not how far. Below "
-        "zero: harder.\n"
-    )
+    """A table for each guidance and goal, and what they show."""
+    yield PLANE
+    ours: list[tuple[str, Effects]] = []
     for guidance in sorted({case["guidance"] for case in cases}):
         chosen = [case for case in cases if case["guidance"] == guidance]
         budgets = sorted({row["budget"] for case in chosen for row in case["rows"]}, reverse=True)
@@ -95,13 +142,37 @@ def _effects(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             lines = []
             for way in WAYS:
                 found = [effects(chosen, way, budget, goal) for budget in budgets]
-                cells = ["" if one is None else f"{one[0]:+.1f} / {one[1]:+.1f}" for one in found]
+                cells = [
+                    "" if one is None else f"{one.size} / {one.training}; {abs(one.miss.value):.1f}" for one in found
+                ]
                 if any(cells):
                     lines.append([way, *cells])
+                if (way, goal) in ((OURS, "full"), (MANY, "converged")):
+                    ours += [(goal, one) for one in found if one is not None]
             if lines:
                 title = f"guidance {guidance:g}, to the {goal} run"
                 yield from _table([title, *(f"{budget:.0%}" for budget in budgets)], lines)
                 yield ""
+    if ours:
+        networks = len({case["network"] for case in cases if case["prediction"] == "noise" and is_dit(case)})
+        yield _shown(ours, networks)
+
+
+def _shown(ours: Sequence[tuple[str, Effects]], networks: int) -> str:
+    """How many changes of the default are told from zero, and how well the plane fits."""
+    told = []
+    for goal, way in (("full", OURS), ("converged", MANY)):
+        signs = [one.size.sign for aim, one in ours if aim == goal]
+        told.append(
+            f"to the {goal} run ({way}), of {len(signs)} changes with size {signs.count(-1)} lie below zero, "
+            f"{signs.count(1)} above, and {signs.count(0)} cannot be told from zero"
+        )
+    off = sum(one.miss.sign != 0 for _, one in ours)
+    return (
+        f"**The default:** {'; '.join(told)}. In {off} of these {len(ours)} fits the plane misses the points by more "
+        "than the intervals explain, so the intervals of its coefficients are too narrow there. A plane has 3 "
+        f"coefficients, and {networks} networks were measured: too few to separate size from training.\n"
+    )
 
 
 def _rows(case: Mapping[str, Any]) -> Iterator[str]:
@@ -111,6 +182,8 @@ def _rows(case: Mapping[str, Any]) -> Iterator[str]:
         goals = [_interval([row[goal][name] for name in ("dB", "low", "high")]) for goal in ("full", "converged")]
         beyond = _interval(row["distance_beyond_full"], "+.2f") if "distance_beyond_full" in row else ""
         accuracy = f"{row['accuracy']:.1%}" if "accuracy" in row else ""
+        if "accuracy_beyond_full" in row:
+            accuracy += f"; {_interval(row['accuracy_beyond_full'], '+.1%')}"
         named = dict.fromkeys(row[goal]["setting"] for goal in ("full", "converged") if row[goal]["setting"])
         cells = [f"{row['budget']:.0%}", row["way"], f"{row['work']:.1%}", *goals, beyond, accuracy, "; ".join(named)]
         lines.append(cells)
@@ -145,7 +218,7 @@ CASE = shaped(
         "rows": [
             fields(
                 {"way": text, "budget": number(), "work": number(), "full": _goal, "converged": _goal},
-                {"distance_beyond_full": INTERVAL, "accuracy": number()},
+                {"distance_beyond_full": INTERVAL, "accuracy": number(), "accuracy_beyond_full": INTERVAL},
                 others=True,
             )
         ],

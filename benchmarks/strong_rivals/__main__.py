@@ -28,6 +28,7 @@ from benchmarks.strong_rivals.judging import Judges
 from benchmarks.strong_rivals.measuring import CONVERGED, OURS, STEPS, Scene, cost_of, winners
 from benchmarks.strong_rivals.progress import Progress
 from benchmarks.strong_rivals.report import GOALS, RECORD, figure, table
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import write_json, write_text
 from tenuto.provenance import provenance
@@ -206,4 +207,4 @@ def _solvers_of(among: Sequence[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

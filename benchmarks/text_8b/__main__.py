@@ -21,6 +21,7 @@ from benchmarks.text_8b.limits import checked_kernels, limits
 from benchmarks.text_8b.replaying import FULL, RATE, SMALL, made, prompts_of
 from benchmarks.text_8b.report import RECORD, table
 from benchmarks.text_8b.ways import BLOCK, POINTS, eager, ways
+from scripts.command_line import run
 from tenuto.files import write_json, write_text
 from tenuto.models.llada import LLaDAConfig
 from tenuto.provenance import provenance
@@ -93,4 +94,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -17,9 +17,10 @@ from benchmarks.kept import Kept
 from benchmarks.networks_of_others.solvers import SOLVERS, UNCLIPPED
 from benchmarks.places import ROOT, results_of
 from benchmarks.transfer import writing
-from benchmarks.transfer.measuring import EVALUATIONS, measure
+from benchmarks.transfer.measuring import EVALUATIONS, check_before, measure
 from benchmarks.transfer.networks import NETWORKS, WRITERS
 from benchmarks.transfer.report import RECORD, tables
+from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import write_json, write_text
 from tenuto.provenance import provenance
@@ -71,14 +72,16 @@ def main(
         if only and name not in only:
             continue
         before = record["networks"].get(name) if ours_only else None
-        if ours_only and before is None:
-            raise UsageError(f"{out} holds no rivals' rows of {name}; leave out --ours-only.")
+        counts = sorted(evaluations or EVALUATIONS, reverse=True)
+        if ours_only:
+            if before is None:
+                raise UsageError(f"{out} holds no rivals' rows of {name}; leave out --ours-only.")
+            check_before(name, before, steps or entry.steps, counts, samples * seeds)  # before a network is loaded
         case = entry.load(faces if name == "faces" else packages)
         case.network.to(device)
         made = {"provenance": provenance(device, seed=0), "samples": samples, "seeds": seeds}
         if before is not None:
             made = {**made, "provenance": before["provenance"], "provenance_of_tenuto": made["provenance"]}
-        counts = sorted(evaluations or EVALUATIONS, reverse=True)
         store = Kept(kept)
         asked = (case, steps or entry.steps, counts, samples, seeds, say)
         found = measure(*asked, kept=store, before=before, solvers=solvers, agreement=agreement)
@@ -110,4 +113,4 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -124,6 +124,8 @@ def measure(
     solvers    the rivals; by default every one that suits the network. DDIM is always one of them
     agreement  whether a run of half as many steps is drawn, to see whether the longest run has converged
     """
+    if before is not None:
+        check_before(case.name, before, steps, evaluations, samples * seeds)
     drawn = Drawn(case, samples, seeds, kept, say)
     most = min(MOST, len(case.betas))
     converged = drawn.full(most)
@@ -142,7 +144,7 @@ def measure(
         "fingerprint": fingerprint(converged * (2 / peak)),
     }
     if before is not None:
-        _check_same(case.name, known["fingerprint"], before["network"].get("fingerprint"))
+        _check_same(case.name, known["fingerprint"], before["network"]["fingerprint"])
         known |= {name: before["network"][name] for name in ("agree", "converged")}
     elif agreement:
         agree = round(float(decibels(drawn.full(most // 2), converged, peak).mean()), 2)
@@ -153,7 +155,7 @@ def measure(
         full = drawn.full(count)
         near = {"full": decibels(full, full, peak), "converged": decibels(full, converged, peak)}
         rows.append({"way": FULL, "steps": count, "evaluations": count, **summary(near)})
-        for wanted in [number for number in evaluations if 2 * number <= count]:
+        for _, wanted in points([count], evaluations):
             at = {"steps": count, "of_ours": wanted}
             found = ours(drawn, count, wanted)
             if before is None:
@@ -228,11 +230,35 @@ def listed(near: Near) -> dict[str, list[float]]:
     return {target: [round(value, 3) for value in values.tolist()] for target, values in near.items()}
 
 
-def _check_same(name: str, found: Sequence[Sequence[float]], before: Sequence[Sequence[float]] | None) -> None:
-    if before is None or not same(found, before):
+def check_before(
+    name: str, before: Mapping[str, Any], steps: Sequence[int], evaluations: Sequence[int], samples: int
+) -> None:
+    """Whether the rivals' rows of an earlier run can stand beside ours; asked before anything is drawn."""
+    known = before["network"].get("fingerprint")
+    if known is None:
         raise UsageError(
-            f"The rivals' rows of {name} were measured on other samples, so ours cannot be compared. Give the "
-            "same --samples and --seeds, or measure the rivals again by leaving out --ours-only."
+            f"The rivals' rows of {name} have no fingerprint of their samples, so nobody can tell whether ours would "
+            "be of the same samples. Measure the rivals again: leave out --ours-only."
+        )
+    if len(known) != samples:
+        raise UsageError(
+            f"The rivals' rows of {name} are of {len(known)} samples, and {samples} were asked for. Give the same "
+            "--samples and --seeds, or leave out --ours-only."
+        )
+    for count, wanted in points(steps, evaluations):
+        _measured_before(name, before, {"steps": count, "of_ours": wanted})
+
+
+def points(steps: Sequence[int], evaluations: Sequence[int]) -> list[tuple[int, int]]:
+    """Numbers of steps and of evaluations: of each number of steps, at most half of them are evaluated."""
+    return [(count, wanted) for count in steps for wanted in evaluations if 2 * wanted <= count]
+
+
+def _check_same(name: str, found: Sequence[Sequence[float]], before: Sequence[Sequence[float]]) -> None:
+    if not same(found, before):
+        raise UsageError(
+            f"The rivals' rows of {name} were measured on other samples, so ours cannot be compared. Measure the "
+            "rivals again: leave out --ours-only."
         )
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Literal
 from tenuto.errors import UsageError
 from tenuto.laboratory import offered
 from tenuto.models import Model, Stored, architecture, architectures, open_model
-from tenuto.models.architecture import Architecture
+from tenuto.models.architecture import Architecture, ConfigError
 from tenuto.scheduling.schedule import Schedule
 from tenuto.scheduling.units import WHOLE, Subject, Unscored
 
@@ -79,6 +80,8 @@ def schedule(
     options  of the policy, instead of its own choices. refresh: evaluations, every, predict, keep, correction, log_snr,
              ahead; rewrite: every, blocks, rows, held; lifetimes: tau, min_lifetime, predict, keep, granularity
     """
+    if isinstance(source, str | Path):
+        source = open_model(str(source))
     subject = subject_of(source)
     family = family_of(subject)
     text = family is not None and family.asks_for == "prompt"
@@ -102,7 +105,7 @@ def schedule(
     if budget is not None:
         given["budget"] = budget
     if policy == "refresh" and "every" not in given and "log_snr" not in options:
-        ours = isinstance(source, Subject | Model | Stored | str | Path)  # pipelines cannot ask ahead
+        ours = isinstance(source, Subject | Model | Stored)  # pipelines cannot ask ahead
         given |= {"log_snr": _log_snr(source, family, steps), "ahead": ours, **given}
     if kind.reads_scores and isinstance(subject, Unscored):
         subject = offered("score")(source)
@@ -113,7 +116,10 @@ def _log_snr(source: Any, family: Architecture | None, steps: int) -> Sequence[f
     """The noise levels of our own sampler's default solver; None if they are unknown."""
     from tenuto.models.solvers import nature_for
 
-    noise = getattr(source, "noise", None) or (None if family is None else family.noise)
+    noise = None if family is None else family.noise
+    if isinstance(source, Model | Stored):
+        with suppress(ConfigError):  # our own sampler refuses such a network, and another may draw it
+            noise = source.levels
     if noise is None or not isinstance(steps, int) or not 2 <= steps <= noise.timesteps:
         return None
     try:

@@ -1,7 +1,9 @@
 """The scaling benchmark on an untrained network: every way draws, with as many evaluations as it says."""
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,9 +12,10 @@ from benchmarks.scaling.drawing import Network, Requests, opened
 from benchmarks.scaling.figure import draw
 from benchmarks.scaling.gathering import GOALS, SHARES, Case, Interval, of_transfer
 from benchmarks.scaling.measuring import Near, measure
-from benchmarks.scaling.report import effects, tables
+from benchmarks.scaling.report import _effects, effects, tables
 from benchmarks.scaling.ways import OURS, PREDICTOR, STEPS, WAYS, Way, _predicted, rivals
 from tenuto.models.dit import DiT
+from tenuto_lab.judging.least_squares import rank_correlation
 from tenuto_lab.rivals.whole_output import methods
 from training import family, objectives
 from training.autoencoder import Autoencoder, AutoencoderConfig
@@ -85,7 +88,8 @@ def test_every_way_has_a_row_and_the_tables_name_it(
     text = tables(record)
     assert all(way in text for way in WAYS)
     cases = list(record["cases"].values())
-    assert effects(cases, OURS, 0.2, "full") == pytest.approx((0, 0), abs=1e-9)
+    told = effects(cases, OURS, 0.2, "full")
+    assert told is not None and [one.value for one in told] == pytest.approx([0, 0, 0], abs=1e-9)
     assert effects(cases[:2], OURS, 0.2, "full") is None
     draw(record, tmp_path / "scaling.png")
     assert (tmp_path / "scaling.png").stat().st_size > 0
@@ -93,6 +97,44 @@ def test_every_way_has_a_row_and_the_tables_name_it(
     assert "2 samples" in tables(alone) and "only if three networks or more are measured" in tables(alone)
     draw(alone, tmp_path / "alone.png")
     assert not (tmp_path / "alone.png").exists(), "one network shows no change"
+
+
+def case_of(parameters: int, samples: int, dB: float, half: float, each: list[float] | None = None) -> dict[str, Any]:
+    near = {"dB": dB, "low": dB - half, "high": dB + half, "setting": "", **({} if each is None else {"each": each})}
+    row = {"way": OURS, "budget": 0.25, "full": near, "converged": near}
+    about = {
+        "prediction": "noise",
+        "parameters": parameters,
+        "trained_samples": samples,
+        "network": f"{parameters}, {samples}",
+    }
+    return {**about, "guidance": 3.0, "rows": [row]}
+
+
+def test_a_change_with_size_has_an_interval_and_the_plane_says_how_far_it_misses() -> None:
+    line = [case_of(10**7, 10**6, 40, 1), case_of(10**8, 10**6, 42, 1), case_of(10**7, 10**7, 43, 1)]
+    exact = effects(line, OURS, 0.25, "full")
+    assert exact is not None
+    assert (exact.size.value, exact.training.value, exact.miss.value) == pytest.approx((2, 3, 0), abs=1e-6)
+    assert exact.size.half == pytest.approx(2**0.5), "a difference of two independent points, each ± 1"
+    assert exact.size.sign == 1 and str(exact.size) == "+2.0 ± 1.4"
+    off = effects([*line, case_of(10**8, 10**7, 46, 1)], OURS, 0.25, "full")
+    assert off is not None and abs(off.miss.value) == pytest.approx(0.25) and off.miss.sign == 0
+    worse = effects([*line, case_of(10**8, 10**7, 65, 1)], OURS, 0.25, "full")
+    assert worse is not None and worse.miss.sign != 0
+
+
+def test_networks_that_drew_the_same_samples_are_compared_sample_by_sample() -> None:
+    spread = [30.0, 50.0, 40.0]
+    each = [case_of(10**7, 10**6, 40, 10, spread), case_of(10**7, 10**7, 41, 10, [one + 1 for one in spread])]
+    found = effects([*each, case_of(10**8, 10**6, 42, 10, [one + 2 for one in spread])], OURS, 0.25, "full")
+    assert found is not None and found.size.half == pytest.approx(0, abs=1e-6) and found.size.sign == 1
+
+
+def test_the_page_says_how_many_changes_are_told_from_zero() -> None:
+    cases = [case_of(10**7, 10**6, 40, 1), case_of(10**8, 10**6, 50, 1), case_of(10**7, 10**7, 40, 1)]
+    (*_, said) = _effects(cases)
+    assert "of 1 changes with size 0 lie below zero, 1 above" in said and "3 networks were measured" in said
 
 
 def test_the_best_setting_is_chosen_for_each_goal_by_itself() -> None:
@@ -123,9 +165,21 @@ def test_networks_of_several_sizes_are_counted_and_compared_with_size_once_each(
     assert across.trend(twice, 0.25, "full", ahead=False) == across.trend(cases, 0.25, "full", ahead=False)
     assert across.trend(cases[:3], 0.25, "full", ahead=True) is None, "three networks tell nothing"
     said = across.page(cases)
-    assert "ahead of the best solver in 32 of 32" in said and "is no evidence that size does not matter" in said
+    assert "ahead of the best solver in 32 of 32" in said and "ρ must be 0.95 at least" in said
     across.draw(cases, tmp_path / "across.png")
     assert (tmp_path / "across.png").stat().st_size > 1000
+
+
+def test_what_is_said_of_chance_is_computed_from_the_table() -> None:
+    mixed, alternating = [30, 31, 33, 32, 34, 35, 36, 37], [1, 2, 2, 1, 1, 2, 2, 1]
+    cases = [
+        measured(f"n{i}", 10 + i, dB, dB - lead) for i, (dB, lead) in enumerate(zip(mixed, alternating, strict=True))
+    ]
+    said = across.finding(cases)
+    assert "Of 16 rank correlations with size, 8 have p < 0.05: Tenuto's dB to the full run at 34% (ρ = +0.98)" in said
+    assert "ρ must be 0.71 at least" in said
+    rho, p = rank_correlation(np.arange(8.0), np.array([1, 3, 0, 4, 2, 7, 5, 6.0]))
+    assert (p < across.SURE) == (rho > across.told_from(8))
 
 
 def test_tenuto_may_hold_within_more_steps_only_towards_the_converged_run() -> None:

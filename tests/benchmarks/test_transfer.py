@@ -115,15 +115,26 @@ def test_ours_alone_is_measured_beside_the_rivals_rows_of_before(case: Case, tmp
         assert one["b"] == old["b"] and one["difference"] == pytest.approx(old["difference"], abs=1e-3)
 
 
-def test_ours_alone_refuses_rivals_of_other_samples_or_at_other_points(case: Case) -> None:
+def test_ours_alone_refuses_rivals_of_other_samples_or_at_other_points_before_it_draws(case: Case) -> None:
     before = measure(case, [40], [10], samples=2, seeds=1)
-    with pytest.raises(UsageError, match="on other samples"):
+    case.network.register_forward_hook(lambda *_: pytest.fail("the network was evaluated"))
+    with pytest.raises(UsageError, match=r"are of 2 samples, and 3 were asked for"):
         measure(case, [40], [10], samples=3, seeds=1, before=before)
     with pytest.raises(UsageError, match="at 12 evaluations"):
         measure(case, [40], [12], samples=2, seeds=1, before=before)
     old = {**before, "rows": [{key: row[key] for key in row if key != "each"} for row in before["rows"]]}
     with pytest.raises(UsageError, match="sample by sample"):
         measure(case, [40], [10], samples=2, seeds=1, before=old)
+    older = {**before, "network": {**before["network"], "fingerprint": None}}
+    with pytest.raises(UsageError, match="have no fingerprint of their samples"):
+        measure(case, [40], [10], samples=2, seeds=1, before=older)
+
+
+def test_ours_alone_refuses_rivals_of_samples_that_came_out_otherwise(case: Case) -> None:
+    before = measure(case, [40], [10], samples=2, seeds=1)
+    before["network"]["fingerprint"][0][0] += 1
+    with pytest.raises(UsageError, match="on other samples"):
+        measure(case, [40], [10], samples=2, seeds=1, before=before)
 
 
 def test_samples_of_a_seed_do_not_depend_on_the_other_seeds(case: Case) -> None:

@@ -22,6 +22,7 @@ def test_check_says_whether_a_schedule_is_safe(tenuto: Run, model: Path, tmp_pat
     command = ("check", model, "--schedule", "few.json", "--for", "1")
     status, out, _ = tenuto(*command, "--png", "errors.png")
     assert status == 1 and out.startswith("Not safe") and "furthest off: blocks." in out
+    assert "These differences are of values inside the run, not of pictures" in out
     assert "--reuse" not in out
     assert (tmp_path / "errors.png").stat().st_size > 1000
     status, out, _ = tenuto(*command, "--json")

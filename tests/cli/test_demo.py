@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
-from tenuto import models
+from tenuto import models, timing
 from tenuto.cli import console
-from tenuto.cli.demo import CLOTHES, NATURAL, SCENES, _scene
+from tenuto.cli.demo import CLOTHES, NATURAL, SCENES, Drawn, _scene
 from tenuto.errors import UsageError
 from tests.cli.conftest import Run
 
@@ -32,8 +33,7 @@ def test_the_demo_tells_how_far_it_is_where_nobody_sees_a_bar(tenuto: Run, monke
     monkeypatch.setattr(console, "EVERY", 0)
     status, _, err = tenuto("demo", "--model", "tiny-dit", "--steps", 7, "--out", "demo")
     assert status == 0
-    for title in ("In full", "Scheduled"):
-        assert f"{title}: 10 of 70, 14%" in err and f"{title}: 70 of 70, 100%" in err
+    assert "Drawing: 2 of 140, 1%" in err and "Drawing: 140 of 140, 100%" in err
 
 
 def test_a_demo_with_nothing_held_is_identical(tenuto: Run, tmp_path: Path) -> None:
@@ -41,6 +41,23 @@ def test_a_demo_with_nothing_held_is_identical(tenuto: Run, tmp_path: Path) -> N
     assert status == 0
     assert json.loads(out)["psnr_mean"] is None  # no error, so no ratio
     assert "identical pictures" in (tmp_path / "demo" / "report.html").read_text()
+
+
+def test_the_demo_says_when_a_busy_machine_makes_the_speed_up_too_good(
+    tenuto: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, by = [0.0], Drawn.by
+
+    def slow(self: Drawn, sampling: Any, schedule: Any, *given: Any, **named: Any) -> Any:
+        clock[0] += 1 if schedule else 100
+        return by(self, sampling, schedule, *given, **named)
+
+    monkeypatch.setattr(Drawn, "by", slow)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    status, _, err = tenuto("demo", "--model", "tiny-dit", "--steps", 20, "--out", "demo")
+    assert status == 0 and "at most 3.33× is possible, and 100.00× were measured" in err
+    page = (tmp_path / "demo" / "report.html").read_text()
+    assert "this machine was busy with other work" in page and "3.3 times faster" in page
 
 
 def test_where_the_larger_model_is_here_the_demo_draws_its_decoded_pictures(tenuto: Run, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Sampling: the solvers are diffusers' own, samples depend on their seed alone, schedules are checked before use."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -164,6 +166,8 @@ def test_a_model_with_learned_variance_gives_samples_of_its_input_channels(tmp_p
     [
         ({"classes": []}, "No class"),
         ({"classes": [4]}, "knows the classes 0 to 3, not 4"),
+        ({"classes": ["-1"]}, "knows the classes 0 to 3, not -1"),
+        ({"classes": ["hat"]}, "knows no class 'hat'. It knows the classes 0 to 3.$"),
         ({"classes": [0], "seeds": [1, 2]}, "2 seeds, 1 samples"),
         ({"classes": [0], "batch": 0}, "size of a batch must be at least 1"),
         ({"classes": [0], "steps": 0}, "between 1 and 1,000"),
@@ -181,6 +185,22 @@ def test_a_model_with_learned_variance_gives_samples_of_its_input_channels(tmp_p
 def test_requests_that_make_no_sense(model, options, message):
     with pytest.raises(UsageError, match=message):
         tenuto.generate(model, **options)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ("-1", "natural knows the classes 0 (goldfish) to 3 (king penguin), not -1."),
+        ("4", "natural knows the classes 0 (goldfish) to 3 (king penguin), not 4."),
+        ("king pengiun", "natural knows no class 'king pengiun'. Did you mean king penguin?"),
+        ("zebra", "natural knows no class 'zebra'. It knows the classes 0 (goldfish) to 3 (king penguin)."),
+    ],
+)
+def test_an_unknown_class_gets_one_short_sentence(model, wanted, said):
+    named = replace(model, name="natural", labels=("goldfish", "bullfrog", "goose", "king penguin"))
+    with pytest.raises(UsageError) as error:
+        tenuto.generate(named, [wanted], steps=2)
+    assert str(error.value) == said
 
 
 def test_a_schedule_for_other_steps_or_weights_is_refused(model, tmp_path):

@@ -3,20 +3,23 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from tenuto.errors import UsageError
-from tenuto.files import write_json
+import tenuto
+from tenuto.errors import TenutoError, UsageError
+from tenuto.files import read_json, write_json
 from tenuto.models import load
 from tenuto.models.architecture import ConfigError
 from tenuto.models.dit import DiTConfig
-from training import family, objectives, pieces, quantise, tiny_imagenet, train_vae
+from training import family, loop, objectives, pieces, quantise, resuming, tiny_imagenet, train_vae
 from training.autoencoder import Autoencoder, AutoencoderConfig, load_autoencoder
 from training.loop import Settings
+from training.resuming import Resuming
 
 CPU = torch.device("cpu")
 NARROW = AutoencoderConfig(block_out_channels=(8, 8, 8), norm_num_groups=4)
@@ -182,6 +185,80 @@ def test_weights_are_also_kept_after_a_share_of_the_training(folder: Path, data:
     assert "after 50% of that time" in " ".join((early / "README.md").read_text(encoding="utf-8").split())
 
 
+class Killed(BaseException):
+    """As if the process had ended: nothing catches it."""
+
+
+@pytest.fixture
+def killed_after_two_steps(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Every step's state is saved; with the second one the process ends. The steps set the learning rate, no clock."""
+    rate = loop.rate_at
+    monkeypatch.setattr(loop, "rate_at", lambda done: rate(round(done, 2)))
+    real, saved = Resuming.save, [0]
+
+    def save(self: Resuming, *given: Any) -> None:
+        real(self, *given)
+        saved[0] += 1
+        if saved[0] == 2:
+            raise Killed
+
+    monkeypatch.setattr(loop, "READ_EVERY", 1)
+    monkeypatch.setattr(Resuming, "save", save)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("muon", [False, True])
+def test_a_training_that_was_killed_ends_with_the_weights_of_an_uninterrupted_one(
+    folder: Path, data: Path, vae: Path, killed_after_two_steps: pytest.MonkeyPatch, muon: bool
+) -> None:
+    asked = {"max_steps": 4, "early": 0.25, "muon": muon, "seconds": 10_000}
+    whole = trained(folder, data, vae, f"whole-{muon}", **asked, state_every=1000)
+    with pytest.raises(Killed):
+        trained(folder, data, vae, f"killed-{muon}", **asked, state_every=0)
+    out = folder / f"killed-{muon}"
+    assert (out / resuming.NAME).is_file() and not (out / "model.safetensors").exists()
+    assert trained(folder, data, vae, out.name, **asked, state_every=0) == out
+    for one, other in ((whole, out), (Path(f"{whole}-early"), Path(f"{out}-early"))):
+        assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+        ours, theirs = (read_json(place / "loss.json", "record") for place in (other, one))
+        assert ours["steps"] == theirs["steps"] and ours["held_out_loss"] == theirs["held_out_loss"]
+    assert read_json(out / "loss.json", "record")["resumed"] == 1
+    assert ", resumed once" in (out / "README.md").read_text(encoding="utf-8")
+    assert not (out / resuming.NAME).exists(), "a complete training has no state left"
+
+
+def test_a_state_of_another_training_is_refused_and_a_damaged_one_named(
+    folder: Path, data: Path, vae: Path, killed_after_two_steps: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Killed):
+        trained(folder, data, vae, "other", max_steps=4, state_every=0)
+    with pytest.raises(UsageError, match=r"another lr \(0.001, and now 0.5\).*delete the file to begin anew"):
+        trained(folder, data, vae, "other", max_steps=4, lr=0.5)
+    (folder / "other" / resuming.NAME).write_bytes(b"half a file")
+    with pytest.raises(TenutoError, match="holds no state of a training; delete it"):
+        trained(folder, data, vae, "other", max_steps=4)
+
+
+def test_an_interrupted_training_saves_what_it_has_and_goes_on_when_it_is_repeated(
+    folder: Path, data: Path, vae: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Resuming.save
+
+    def interrupted(self: Resuming, *given: Any) -> None:
+        real(self, *given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "READ_EVERY", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Resuming, "save", interrupted)
+        out = trained(folder, data, vae, "stopped", max_steps=3, state_every=0)
+    record = read_json(out / "loss.json", "record")
+    assert record["interrupted"] and record["steps"] == 1 and (out / resuming.NAME).is_file()
+    trained(folder, data, vae, "stopped", max_steps=3, state_every=1000)
+    record = read_json(out / "loss.json", "record")
+    assert not record["interrupted"] and record["steps"] == 3 and not (out / resuming.NAME).exists()
+
+
 def test_muon_can_update_the_blocks_and_the_card_says_so(folder: Path, data: Path, vae: Path, checkpoint: Path) -> None:
     out = trained(folder, data, vae, "muon", muon=True)
     ours, theirs = load(out).network.state_dict(), load(checkpoint).network.state_dict()
@@ -201,10 +278,14 @@ def test_a_checkpoint_in_8_bits_draws_nearly_the_same_and_says_so(folder: Path, 
         quantise.main(checkpoint, out, samples=2, device="cpu", seed=0)
 
 
-def test_samplers_refuse_a_flow_instead_of_taking_it_for_noise(folder: Path, data: Path, vae: Path) -> None:
-    flow = load(trained(folder, data, vae, "flow", objective_name="flow"))
+def test_a_trained_flow_is_drawn_as_the_training_draws_it(folder: Path, data: Path, vae: Path) -> None:
+    model = load(trained(folder, data, vae, "flow", objective_name="flow"))
+    drawn = tenuto.generate(model, [0, 2], steps=4, guidance=3.0)
+    goal = objectives.objective("flow", CPU)
+    ours = family.draw_latents(model.network, model.config, goal, torch.tensor([0, 2]), 4, 3.0)
+    torch.testing.assert_close(drawn, ours, atol=1e-3, rtol=1e-3)
     with pytest.raises(ConfigError, match="flow_prediction"):
-        _ = flow.noise
+        _ = model.noise
 
 
 def test_latents_of_another_autoencoder_are_not_reused(data: Path, vae: Path, folder: Path) -> None:

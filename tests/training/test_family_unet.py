@@ -1,6 +1,7 @@
 """The family's captioned UNet, on made-up latents and a network small enough for a CPU."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,14 @@ from tenuto.sampling.decoding import decoder_of
 from tenuto_lab.frontier.cases import asked_for
 from tenuto_lab.judging.judges import picture_shape
 from tenuto_lab.networks.text_encoder import TextEncoder, words_of
-from training import evaluate_family, family, family_unet, objectives
+from training import evaluate_family, family, family_unet, loop, objectives
 from training.autoencoder import Autoencoder, AutoencoderConfig
 from training.captions import TEMPLATES
 from training.class_captions import asked, caption, captions, vocabulary
 from training.ddim import alphas_cumprod, initial_noise
+from training.loop import Settings
+from training.loop import _progress as progress
+from training.resuming import Resuming
 
 CPU = torch.device("cpu")
 NARROW = AutoencoderConfig(block_out_channels=(8, 8, 8), norm_num_groups=4)
@@ -55,6 +59,25 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
             batch=4, lr=1e-3, ema=0.9, device="cpu", seed=0, compile=False, max_steps=4, early=0.5,
         )  # fmt: skip
     return folder / "unet"
+
+
+def test_a_killed_training_of_the_unet_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    mean, labels = torch.randn(12, 4, 16, 16).half(), torch.arange(12) % 3
+    latents = family.Latents(mean, torch.full_like(mean, 0.1), labels, mean[:4], labels[:4])
+    goal, settings = objectives.objective("noise", CPU), Settings(1e4, 4, 1e-3, 0.9, compile=False, max_steps=3)
+    small, kept = {**family_unet.SHIPPED, **TINY}, Resuming(tmp_path / "state.pt", {})
+    rate = loop.rate_at
+    monkeypatch.setattr(loop, "rate_at", lambda done: rate(round(done, 2)))  # the steps set it, no clock
+    whole = family_unet.train_unet(latents, small, NAMES, goal, settings)[1].state
+    monkeypatch.setattr(loop, "READ_EVERY", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_progress", lambda run: pytest.skip("killed") if run.steps == 2 else progress(run))
+        with pytest.raises(pytest.skip.Exception):
+            family_unet.train_unet(latents, small, NAMES, goal, replace(settings, keep_every=0.0), kept)
+    again = family_unet.train_unet(latents, small, NAMES, goal, settings, kept)[1]
+    assert again.resumed == 1 and again.steps == 3
+    assert all(torch.equal(again.state[key], value) for key, value in whole.items())
 
 
 def test_every_word_of_every_caption_is_known_and_fits() -> None:

@@ -1,8 +1,13 @@
 """The training loop that all commands share: what it keeps when the loss is no longer a number, and how it compiles."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +16,7 @@ from torch import Tensor, nn
 
 from tenuto.errors import TenutoError
 from training import card, loop
+from training.resuming import Resuming
 
 SETTINGS = loop.Settings(seconds=60, lr=1e-2, compile=False, max_steps=21)
 
@@ -67,3 +73,46 @@ def test_every_block_of_a_deep_network_may_be_compiled() -> None:
     with config.patch({name: 8}):  # monkeypatch would delete the setting afterwards
         loop._prepare(nn.Linear(2, 2), lambda forward: None, compile=True)
         assert getattr(config, name) == loop.RECOMPILE_LIMIT
+
+
+CHILD = """
+import sys
+import torch
+from pathlib import Path
+from training import loop
+from training.resuming import Resuming
+from tests.training.test_loop import drawing
+
+loop.READ_EVERY, loop.rate_at = 1, lambda done: 1.0
+torch.manual_seed(0)
+network, generator = torch.nn.Linear(2, 2), torch.Generator().manual_seed(0)
+settings = loop.Settings(seconds=600, lr=1e-2, compile=False, keep_every=0.0)
+loop.train(network, drawing(generator), settings, resuming=Resuming(Path(sys.argv[1]), {}, [generator]))
+"""
+
+
+def drawing(generator: torch.Generator) -> Any:
+    def loss_of(forward: nn.Module) -> Tensor:
+        return forward(torch.randn(4, 2, generator=generator)).float().square().mean()
+
+    return loss_of
+
+
+def test_a_killed_process_is_gone_on_from_to_the_same_weights(tmp_path: Path) -> None:
+    state = tmp_path / "state.pt"
+    child = subprocess.Popen([sys.executable, "-c", CHILD, str(state)], cwd=Path(__file__).parents[2])
+    while not state.exists() and child.poll() is None:
+        time.sleep(0.02)
+    time.sleep(0.1)
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
+    steps = torch.load(state, weights_only=True)["progress"]["steps"] + 3
+    runs = []
+    for place in (state, tmp_path / "none.pt"):
+        torch.manual_seed(0)
+        network, generator = nn.Linear(2, 2), torch.Generator().manual_seed(0)
+        kept = Resuming(place, {}, [generator])
+        runs.append(loop.train(network, drawing(generator), replace(SETTINGS, max_steps=steps), resuming=kept))
+    resumed, whole = runs
+    assert (resumed.resumed, whole.resumed) == (1, 0) and resumed.steps == whole.steps == steps
+    assert all(torch.equal(resumed.state[key], value) for key, value in whole.state.items())

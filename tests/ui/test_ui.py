@@ -56,9 +56,30 @@ def test_both_are_drawn_from_the_same_noise_and_counted(checkpoint: Path) -> Non
     both = compare_pictures(model, nothing_held, ["0", "3"], seed=1, advance=lambda *told: seen.append(told))
     assert both.decibels.tolist() == [float("inf")] * 2 and both.full.tobytes() == both.scheduled.tobytes()
     assert both.verdict == "The pictures are identical to those of the full run."
-    assert seen[-1] == ("Under the schedule", 6, 6) and both.speedup > 0
+    assert {("Everything computed", 6, 6), ("Under the schedule", 6, 6)} < set(seen) and both.speedup > 0
     held = compare_pictures(model, tenuto.schedule(model, steps=6, every=3), [0])
     assert torch.isfinite(held.decibels).all() and "those of the full run: " in held.verdict
+
+
+def test_pictures_are_timed_in_turns_and_a_speed_up_that_cannot_be_is_doubted(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tenuto.ui import compare
+
+    model, order = tenuto.load(checkpoint), []
+    schedule = tenuto.schedule(model, steps=6, every=3)
+    real = compare.in_turns
+
+    def busy(runs: Any, rounds: int) -> Any:
+        found = real([lambda turn, i=i, run=run: order.append(i) or run(turn) for i, run in enumerate(runs)], rounds)
+        found[0].seconds[:] = [one * 1000 for one in found[0].seconds]
+        return found
+
+    monkeypatch.setattr(compare, "in_turns", busy)
+    both = compare.compare_pictures(model, schedule, [0, 1, 2], seed=5)
+    assert order == [0, 1, 1, 0, 0, 1] and "this machine was busy with other work" in both.verdict
+    alone = tenuto.generate(model, [0, 1, 2], seed=5, steps=6)
+    assert both.full.tobytes() == compare.grid(alone, compare.COLUMNS, compare.SIDE // alone.shape[-1]).tobytes()
 
 
 def test_texts_are_written_twice_and_compared() -> None:
@@ -111,6 +132,16 @@ def test_an_emptied_field_gets_a_sentence() -> None:
             given(value, "Steps")
     with pytest.raises(UsageError, match="The field “Model” is empty"):
         Machine("cpu").schedule("", "budget", 0.25, 12, 3, 50, 1)
+
+
+def test_the_page_takes_the_seeds_that_the_command_line_takes() -> None:
+    pytest.importorskip("gradio")
+    from tenuto.ui.app import _seed
+
+    assert _seed(3.0) == 3 and _seed(2**53) == 2**53
+    for value, said in ((-1, "between 0 and"), (2**54, "between 0 and"), (1.5, "a whole number"), (None, "is empty")):
+        with pytest.raises(UsageError, match=f"The field “Seed”.*{said}"):
+            _seed(value)
 
 
 def test_each_aim_decides_by_its_own_field(checkpoint: Path) -> None:

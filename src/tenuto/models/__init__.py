@@ -64,6 +64,14 @@ class Stored:
     labels: tuple[str, ...]  # class names, where the config has them
     units: tuple[Unit, ...]
 
+    @cached_property
+    def levels(self) -> NoiseLevels | None:
+        """The noise levels of its training: from its pipeline's scheduler config if there is one, else its family's."""
+        beside, family = self.path / "scheduler" / "scheduler_config.json", self.architecture.noise
+        if family is None or not beside.exists():
+            return family
+        return family.from_scheduler(read_json(beside, "scheduler config"), str(beside))
+
 
 @dataclass(frozen=True)
 class Model:
@@ -94,12 +102,18 @@ class Model:
         schedule.check_fits([unit.name for unit in self.units], self.name, lambda: self.fingerprints)
 
     @cached_property
-    def noise(self) -> NoiseLevels | None:
+    def levels(self) -> NoiseLevels | None:
         """The noise levels of its training: from its pipeline's scheduler config if there is one, else its family's."""
-        beside = None if self.path is None else self.path / "scheduler" / "scheduler_config.json"
-        if beside is None or self.architecture.noise is None or not beside.exists():
-            return self.architecture.noise
-        return self.architecture.noise.from_scheduler(read_json(beside, "scheduler config"), str(beside))
+        return self.architecture.noise if self.stored is None else self.stored.levels
+
+    @property
+    def noise(self) -> NoiseLevels | None:
+        """The same, for whoever knows only networks that predict noise."""
+        if self.levels is not None and self.levels.flow:
+            raise ConfigError(
+                f"{self.name} predicts a flow (flow_prediction), and only predictions of noise are known here"
+            )
+        return self.levels
 
     @property
     def guidance(self) -> float:

@@ -1,7 +1,7 @@
 """What the package must know about a network family: its config, module and units, and which parts are held."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from tenuto.errors import CheckpointError
@@ -17,7 +17,10 @@ class ConfigError(CheckpointError):
 
 @dataclass(frozen=True)
 class NoiseLevels:
-    """The noise levels (β) that a family was trained with, under diffusers' names."""
+    """The noise levels (β) that a family was trained with, under diffusers' names.
+
+    A flow has no β: its levels are even, sample = (1 − s) · clean + s · noise, and its timesteps are shares of noise.
+    """
 
     schedule: str
     start: float
@@ -25,12 +28,16 @@ class NoiseLevels:
     timesteps: int = 1000
     offset: int = 0  # added to DDIM's timesteps
     ends_clean: bool = True  # True: DDIM's last step removes all noise; False: it ends at the lowest noise level
+    flow: bool = False  # the network predicts the velocity of flow matching, noise − clean
 
     def from_scheduler(self, config: Mapping[str, Any], where: str) -> "NoiseLevels":
         """The noise levels in a diffusers scheduler's config; a missing entry keeps its value from here."""
-        if (prediction := config.get("prediction_type", "epsilon")) != "epsilon":
+        prediction = config.get("prediction_type", "epsilon")
+        if prediction == "flow_prediction" and config.get("shift", 1.0) == 1.0:
+            return replace(self, timesteps=config.get("num_train_timesteps", self.timesteps), flow=True)
+        if prediction != "epsilon":
             raise ConfigError(
-                f"{where}: the model predicts {prediction!r}, and only predictions of noise are known here"
+                f"{where}: the model predicts {prediction!r}, and only noise and flows without a shift are known here"
             )
         if config.get("trained_betas") is not None:
             raise ConfigError(f"{where}: its noise levels are a list of betas, which is not known here")

@@ -11,7 +11,9 @@ Solver = Literal["ddim", "dpm++"]
 
 
 def solver_for(noise: NoiseLevels, steps: int, solver: Solver = "ddim") -> Any:
-    """The scheduler, with its timesteps set."""
+    """The scheduler, with its timesteps set. For a flow, Euler's method stands in for DDIM."""
+    if noise.flow:
+        return _euler(noise, steps, solver)
     from diffusers import DDIMScheduler, DPMSolverMultistepScheduler
 
     levels = {
@@ -34,6 +36,18 @@ def solver_for(noise: NoiseLevels, steps: int, solver: Solver = "ddim") -> Any:
             f"{steps} steps of {solver} would begin at timestep {timesteps[0]} of {noise.timesteps} "
             "or repeat some; take a number of steps that divides the timesteps, such as 50, 100, 250 or 500."
         )
+    return made
+
+
+def _euler(noise: NoiseLevels, steps: int, solver: Solver) -> Any:
+    """A flow in even steps from all noise to none."""
+    import numpy as np
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    if solver != "ddim":
+        raise UsageError(f"This network predicts a flow, which is drawn by Euler's method; leave out {solver}.")
+    made = FlowMatchEulerDiscreteScheduler(num_train_timesteps=noise.timesteps, shift=1.0)
+    made.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps))
     return made
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tenuto.errors import CheckpointError, UsageError, check_whole, is_number
+from tenuto.errors import LARGEST, CheckpointError, UsageError, check_whole, is_number
 from tenuto.models import Model
 from tenuto.models.architecture import NoiseLevels
 from tenuto.models.solvers import Solver, nature_for, solver_for
@@ -30,6 +31,7 @@ ASKED_BY = {  # how a model is told what to make
     "caption": "What to draw is given as captions=[…].",
     "prompt": "Text is written by tenuto.generate_text.",
 }
+NAMED = 3  # classes that an error names
 PREPARED_BYTES = 32 * 2**20  # of conditioning computed ahead at once; more takes memory and saves little
 
 
@@ -161,8 +163,8 @@ def denoised(
     told: Told | None = None,
 ) -> Tensor:
     """From noise to samples. With guidance, the conditions are those with the request, then those without."""
-    assert model.noise is not None
-    solver = make_solver(model.noise, sampling)
+    assert model.levels is not None
+    solver = make_solver(model.levels, sampling)
     guidance = guidance_of(model, sampling)
     guided = guidance != 1
     first = getattr(model.config, "first_timestep", 0)
@@ -170,7 +172,7 @@ def denoised(
     evaluate, schedule = executor.start(), executor.schedule
     stepping, computed = None, list(executor.full_steps)
     if schedule is not None and executor.keep == "output":
-        nature = nature_for(model.noise, sampling.steps, sampling.solver)
+        nature = nature_for(model.levels, sampling.steps, sampling.solver)
         assert nature.levels is not None, "our own solvers' levels are known"
         pace = None if sampling.quality is None else Pace(sampling.quality, nature.levels)
         ahead = asked_ahead(computed, nature.levels.log_snr) if schedule.ahead else 0
@@ -299,15 +301,27 @@ def _wanted(model: Model, classes: Sequence[int | str] | None, captions: Sequenc
 
 def class_index(model: Model, wanted: int | str) -> int:
     """A class by its number or its name."""
-    if not isinstance(wanted, str) or wanted.isdecimal():
+    if not isinstance(wanted, str) or wanted.removeprefix("-").isdecimal():
         number = int(wanted) if isinstance(wanted, str) else wanted
-        check_whole("A class", number, least=0)
+        check_whole("A class", number, least=-LARGEST)
         return number
     found = [i for i, label in enumerate(model.labels) if label.lower() == wanted.lower()]
     if not found:
-        known = ", ".join(model.labels) if model.labels else f"numbers 0 to {model.config.classes - 1} only"
-        raise UsageError(f"{model.name} knows no class {wanted!r}; its classes are: {known}.")
+        raise UsageError(f"{model.name} knows no class {wanted!r}.{_near(model, wanted)}")
     return found[0]
+
+
+def _near(model: Model, wanted: str) -> str:
+    """Classes whose names are like this one, or else which classes there are."""
+    names = {label.lower(): label for label in model.labels}
+    like = [names[one] for one in get_close_matches(wanted.lower(), names, NAMED)]
+    return f" Did you mean {' or '.join(like)}?" if like else f" It knows the classes {_range(model)}."
+
+
+def _range(model: Model) -> str:
+    """The numbers of the first and the last class, with their names."""
+    names = [f" ({model.labels[i]})" for i in (0, -1)] if model.labels else ["", ""]
+    return f"0{names[0]} to {model.config.classes - 1}{names[1]}"
 
 
 def _batches(
@@ -331,7 +345,7 @@ def _check_request(
     if by_class and model.config.classes < 1:
         raise UsageError(f"{model.name} was trained without classes, and there is no sampler for such a model yet.")
     if by_class and (wrong := [c for c in wanted if not 0 <= c < model.config.classes]):
-        raise UsageError(f"{model.name} knows the classes 0 to {model.config.classes - 1}, not {wrong[0]}.")
+        raise UsageError(f"{model.name} knows the classes {_range(model)}, not {wrong[0]}.")
     if len(seeds) != len(wanted):
         raise UsageError(f"There must be a seed for each sample: {len(seeds)} seeds, {len(wanted)} samples.")
     check_whole("The size of a batch", batch)

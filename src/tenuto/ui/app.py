@@ -20,7 +20,7 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio reads it when it is i
 import gradio as gr
 
 from tenuto import deciding
-from tenuto.errors import TenutoError, UsageError
+from tenuto.errors import TenutoError, UsageError, check_whole
 from tenuto.laboratory import TABS, offered, offers
 from tenuto.models import SHIPPED, Model, Stored, load, open_model, place_of
 from tenuto.scheduling.schedule import Schedule
@@ -30,6 +30,7 @@ from tenuto.showing.html import facts_html, figures_html, map_html, notice_html
 from tenuto.showing.texts import DIFFERS
 from tenuto.ui.compare import GAIN, Compared, compare_pictures, compare_texts
 
+MOST_SEED = 2**53
 CAPTION, PROMPT = "a red car\na horse", "The old man looked at the sea, and"
 STEPS, EVALUATED, LENGTH, BLOCKS, CLASSES = 50, 12, 128, 4, 6
 BUDGET, EVALUATIONS, SPEEDUP = "budget", "evaluations", "speed-up"
@@ -152,6 +153,15 @@ def given(value: Any, field: str) -> float:
     return value
 
 
+def _seed(value: Any) -> int:
+    """The number in the field, within the bounds of the command line."""
+    seed = given(value, "Seed")
+    if seed != int(seed):
+        raise UsageError("The field “Seed” needs a whole number.")
+    check_whole("The field “Seed”", int(seed), 0, MOST_SEED)
+    return int(seed)
+
+
 class Controls:
     """The components on the left; `decision` lists those that determine the schedule."""
 
@@ -261,7 +271,8 @@ def _schedule_part(machine: Machine, controls: Controls, model: str) -> None:
 
 def _compare_part(machine: Machine, controls: Controls) -> None:
     gr.Markdown(
-        "### Side by side\nThe same request, computed in full and under the schedule. Each runs and is timed once."
+        "### Side by side\nThe same request, computed in full and under the schedule. Pictures are drawn a few at a "
+        "time, in both ways by turns; the times follow from the medians. Texts are written and timed once."
     )
     start = gr.Button("Generate both", variant="primary", elem_id="generate")
     told = gr.HTML(elem_id="told", min_height=90)
@@ -294,7 +305,7 @@ def _compare_part(machine: Machine, controls: Controls) -> None:
                 }
             lines = [line for line in (words or "").splitlines() if line.strip()]
             wanted = classes if asks_for == "class" else lines
-            drawn = compare_pictures(machine.model(name), schedule, wanted, int(given(seed, "Seed")), advance)
+            drawn = compare_pictures(machine.model(name), schedule, wanted, _seed(seed), advance)
         except TenutoError as error:
             return {**nothing, told: notice_html(error, "wrong")}
         return {

@@ -1,10 +1,13 @@
-"""Runs one request twice, in full and under a schedule: the results of both, and how long each took."""
+"""Runs one request twice, in full and under a schedule: the results of both, and how long each took.
 
-import time
+Pictures are drawn a few at a time, in both ways by turns, so that other work on the machine slows both alike.
+"""
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -17,6 +20,7 @@ from tenuto.sampling.pictures import Sampling, decode, generate, vae_of
 from tenuto.scheduling.schedule import Schedule
 from tenuto.showing.images import difference, grid
 from tenuto.showing.texts import marked
+from tenuto.timing import doubt, equal_parts, in_turns
 
 GAIN = 8  # of the difference image
 COLUMNS, SIDE = 3, 128  # of a sheet of pictures: how many in a row, and about how many pixels each
@@ -30,7 +34,7 @@ Marks = list[tuple[str, str | None]]
 class Compared:
     seconds_full: float
     seconds_scheduled: float
-    verdict: str  # a sentence
+    verdict: str  # sentences
 
     @property
     def speedup(self) -> float:
@@ -57,30 +61,43 @@ def compare_pictures(
     by_class = model.architecture.asks_for == "class"
     vae = vae_of(model)
 
-    def draw(run: str, schedule: Schedule | None, steps: int) -> tuple[Tensor, float]:
-        started = time.perf_counter()
-        samples = generate(
-            model,
-            asked if by_class else None,
-            captions=None if by_class else asked,
-            seed=seed,
-            sampling=Sampling(steps=steps),
-            schedule=schedule,
-            progress=_counting(advance, run, len(asked) * steps),
-        )
-        seconds = time.perf_counter() - started
-        return (samples if vae is None else decode(samples, vae)), seconds
+    parts = equal_parts(len(asked)) or [slice(0, 0)]  # `generate` says that nothing was asked for
 
-    draw("Warming up", None, 1)
-    full, seconds_full = draw("Everything computed", None, schedule.steps)
-    held, seconds_held = draw("Under the schedule", schedule, schedule.steps)
+    def drawing(run: str, schedule: Schedule | None, steps: int) -> Callable[[int], Tensor]:
+        count = _counting(advance, run, len(asked) * steps)
+        executor = executor_for(model.network, schedule)
+
+        def draw(turn: int) -> Tensor:
+            some = asked[parts[turn]]
+            samples = generate(
+                model,
+                some if by_class else None,
+                captions=None if by_class else some,
+                seed=seed + parts[turn].start,
+                sampling=Sampling(steps=steps),
+                executor=executor,
+                progress=count,
+            )
+            return samples if vae is None else decode(samples, vae)
+
+        return draw
+
+    drawing("Warming up", None, 1)(0)
+    ways = [
+        drawing("Everything computed", None, schedule.steps),
+        drawing("Under the schedule", schedule, schedule.steps),
+    ]
+    timed = in_turns(ways, len(parts))
+    full, held = (torch.cat(one.made) for one in timed)
     scale = max(1, SIDE // full.shape[-1])
     decibels = psnr(held, full)
     said = of_pictures(decibels.tolist())
+    seconds_full, seconds_held = (one.total for one in timed)
+    doubted = doubt(seconds_full / seconds_held, schedule.flop_budget)
     return ComparedPictures(
         seconds_full,
         seconds_held,
-        verdict=f"{said[0].upper()}{said[1:]}.",
+        verdict=" ".join(filter(None, (f"{said[0].upper()}{said[1:]}.", doubted))),
         full=grid(full, COLUMNS, scale),
         scheduled=grid(held, COLUMNS, scale),
         difference=grid(difference(held, full, GAIN), COLUMNS, scale),
@@ -98,15 +115,16 @@ def compare_texts(
     sampling = sampling_for(model, steps=schedule.steps, length=length, block_length=length // schedule.blocks)
     prompts = encoded(model, [prompt])
 
-    def write(run: str, schedule: Schedule | None, sampling: MaskedSampling) -> tuple[list[int], float]:
-        started = time.perf_counter()
-        executor = executor_for(model.network, schedule)
-        tokens = generate_tokens(executor, prompts, sampling=sampling, progress=_counting(advance, run, sampling.steps))
-        return tokens[0].tolist(), time.perf_counter() - started
+    def writing(run: str, schedule: Schedule | None, sampling: MaskedSampling) -> Callable[[int], list[int]]:
+        executor, count = executor_for(model.network, schedule), _counting(advance, run, sampling.steps)
+        return lambda turn: generate_tokens(executor, prompts, sampling=sampling, progress=count)[0].tolist()
 
-    write("Warming up", None, sampling_for(model, steps=1, length=length, block_length=length))
-    full, seconds_full = write("Everything computed", None, sampling)
-    held, seconds_held = write("Under the schedule", schedule, sampling)
+    writing("Warming up", None, sampling_for(model, steps=1, length=length, block_length=length))(0)
+    timed = in_turns(
+        [writing("Everything computed", None, sampling), writing("Under the schedule", schedule, sampling)], 1
+    )
+    full, held = (one.made[0] for one in timed)
+    seconds_full, seconds_held = (one.total for one in timed)
     show = model.tokenizer.decode
     return ComparedTexts(
         seconds_full,

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from tenuto_lab.checking import Check
 
 Precision = Literal["float32", "bfloat16", "float16"]
+APART = (
+    "These differences are of values inside the run, not of pictures: near the end little noise is left, so even a "
+    "large difference of the network's output changes a picture little."
+)
 CAPTIONS = ("a red car", "a horse", "a ship", "a dog")
 PROMPTS = ("The old man looked at the sea, and", "It was a cold evening, and")
 
@@ -115,8 +119,11 @@ def _tell(result: "Check", better: "Check | None", schedule: "Schedule", png: Pa
 
     word = "Safe" if result.safe else "Not safe"
     out.print(f"[bold]{word}[/]: {quoted(result.verdict)} ({counted(len(result.likeness), 'sample')} compared).")
-    for unit, step, error in result.worst_units():
+    worst = result.worst_units()
+    for unit, step, error in worst:
         out.print(f"  furthest off: {quoted(unit)} at step {step}, by {error:.1%}")
+    if worst and not result.text:
+        out.print(f"  {APART}")
     if advised := advice(schedule, result.text):
         out.print(quoted(advised))
     if better is not None:
