@@ -27,6 +27,7 @@ from training.evaluate_small_llada import BLOCK
 THRESHOLDS = (0.9, 0.95, 0.97, 0.99, 0.8)
 FACTORS = (0.5, 1.0)
 WINDOW = 32
+WIDE_BLOCK = 32
 BUDGETS = (0.75, 0.9, 0.5)  # of the unit-steps that the paper's lifetimes compute
 LEFT_OUT = (0.25, 0.5)  # of the branches or layers, inside a block step
 ORDERS = 3  # random ones beside the spectral one and its reverse
@@ -131,10 +132,15 @@ def caches() -> dict[str, list[rules.Rule]]:
             *(rules.ours(full, name=name, lean=True) for name, full in RARELY.items()),
             *(rules.ours(every, name=f"everything every {every}", lean=True) for every in (8, 16, 4, 2)),
             rules.ours(NEVER, name="everything once", lean=True),
+            *(
+                rules.in_blocks(rules.ours(full, name=name, lean=True), WIDE_BLOCK)
+                for name, full in RARELY.items()
+                if full is not doubling
+            ),
         ],
-        "Fast-dLLM, dual cache": [rules.fast_dllm(True)],
-        "Fast-dLLM, prefix cache": [rules.fast_dllm(False)],
-        "dKV-Cache": [rules.dkv_cache(8), rules.dkv_cache(4)],
+        "Fast-dLLM, dual cache": [rules.fast_dllm(True), rules.in_blocks(rules.fast_dllm(True), WIDE_BLOCK)],
+        "Fast-dLLM, prefix cache": [rules.fast_dllm(False), rules.in_blocks(rules.fast_dllm(False), WIDE_BLOCK)],
+        "dKV-Cache": [rules.dkv_cache(8), rules.dkv_cache(4), rules.dkv_cache(2)],  # every 1 is no cache
         "dLLM-Cache": [rules.dllm_cache(25, 4), rules.dllm_cache(25, 2)],
         "Elastic-Cache's window": [rules.elastic(32), rules.elastic(16)],
         "ours, sliding": [
@@ -204,6 +210,10 @@ def ways(model: Model) -> list[Way]:
         *(
             by_rule("parallel decoding alone, in a window", rules.all_in_window(WINDOW), parallel=one)
             for one in THRESHOLDS[1:]
+        ),
+        *(
+            by_rule("parallel decoding alone", rules.in_blocks(full, WIDE_BLOCK), parallel=one)
+            for one in (0.9, *THRESHOLDS[1:])
         ),
         *(by_rule("the factor rule alone", full, factor=one) for one in FACTORS),
         *(by_rule("ours, by the factor rule", methods["ours"][0], factor=one) for one in FACTORS),

@@ -40,7 +40,7 @@ def published(
             computed = sorted(at(x, history, first, i))
             logits = cached(x, computed)
             found = []
-            for place in range(first, first + block):
+            for place in range(first, min(first + block, len(x))):
                 if x[place] == MASK:
                     allowed = logits[place].clone()
                     likely = logits[place].softmax(-1)
@@ -90,6 +90,18 @@ def test_rules_write_what_published_loops_write(
     found = rules.write(network, PROMPTS, sampling, rule)
     for row, prompt in enumerate(PROMPTS):
         tokens, evaluations, work = published(network, prompt, 12, 4, threshold, at)
+        assert found.tokens[row].tolist() == tokens
+        assert found.evaluations[row] == evaluations and float(found.work[row]) == pytest.approx(work)
+
+
+def test_a_rule_may_have_longer_blocks_and_the_last_one_is_then_shorter(network: LLaDA) -> None:
+    def block_of_eight(x: list[int], history: Any, first: int, i: int) -> list[int]:
+        return list(range(0 if i == 0 else first, len(x) if i == 0 else min(first + 8, len(x))))
+
+    sampling = MaskedSampling(12, 12, 4, stop_at_eos=False, parallel=0.15)
+    found = rules.write(network, PROMPTS, sampling, rules.in_blocks(rules.fast_dllm(dual=True), 8))
+    for row, prompt in enumerate(PROMPTS):
+        tokens, evaluations, work = published(network, prompt, 12, 8, 0.15, block_of_eight)
         assert found.tokens[row].tolist() == tokens
         assert found.evaluations[row] == evaluations and float(found.work[row]) == pytest.approx(work)
 

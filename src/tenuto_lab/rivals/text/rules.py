@@ -77,6 +77,7 @@ class Rule:
     candidates: Callable[[State], Tensor] = lambda state: state.masked & state.block
     held: frozenset[str] = frozenset()  # units that only evaluations of everything compute
     begin: Callable[[], DLLMCache] | None = None  # begins a generation that decides by itself what it computes
+    block_length: int | None = None  # instead of the sampling's; the last block of a text may be shorter
 
 
 def everything(state: State) -> Tensor:
@@ -86,6 +87,10 @@ def everything(state: State) -> Tensor:
 def all_in_window(window: int) -> Rule:
     """Full inference that writes among the leftmost masks of the whole text instead of a block."""
     return Rule(f"everything computed, a window of {window}", everything, lambda state: leftmost(state.masked, window))
+
+
+def in_blocks(rule: Rule, block_length: int) -> Rule:
+    return replace(rule, name=f"{rule.name}, blocks of {block_length}", block_length=block_length)
 
 
 def fast_dllm(dual: bool) -> Rule:
@@ -195,15 +200,14 @@ def write(
     if network.shift:
         raise UsageError("The rules are for networks that predict a token at its own position, as LLaDA does.")
     config, device = network.config, next(network.parameters()).device
+    block_length = rule.block_length or sampling.block_length
     canvas = Canvas(prompts, config, sampling, 0, 1, device)
     tokens, width, real = canvas.tokens, canvas.width, canvas.real
     places = torch.arange(tokens.shape[1], device=device)
     answer = (places >= width).expand_as(tokens)
     nothing = torch.zeros_like(answer)
     first = torch.full((len(tokens),), width, device=device)
-    state = State(
-        tokens, nothing, first, first * 0, 0, nothing, nothing, answer, sampling.block_length, places, first * 0
-    )
+    state = State(tokens, nothing, first, first * 0, 0, nothing, nothing, answer, block_length, places, first * 0)
     keys, read = Keys(), Likeliest(config.mask_token_id)
     holding, cache = Holding(rule.held), None if rule.begin is None else rule.begin()
     evaluations, work = torch.zeros_like(first), torch.zeros(len(tokens), device=device)
@@ -227,7 +231,7 @@ def write(
             else:
                 cache.drop(left)
         there = torch.ones_like(state.answer) if real is None else real
-        begins = width + (wanted.to(torch.uint8).argmax(1) - width) // sampling.block_length * sampling.block_length
+        begins = width + (wanted.to(torch.uint8).argmax(1) - width) // block_length * block_length
         state.step = torch.where(begins != state.first, 0, state.step)
         state.first = torch.where(going, begins, state.first)
         chosen = rule.computed(state) & there
