@@ -124,8 +124,7 @@ def solved(task: str, prompt: str) -> str:
     if task == "codes":
         codes = dict(re.findall(r"The code of (\w+) is (\d{3})\.", prompt))
         return "".join(f" {codes[word]}" for word in re.findall(r"of (\w+) and (\w+)\?", prompt)[0])
-    program = prompt.removeprefix("run:\n").removesuffix("\n->")
-    return "".join(f" {name} = {value};" for name, value in safe_code.run_program(program).items())
+    raise AssertionError(f"no other way is known for {task}")
 
 
 @pytest.mark.parametrize("task", [name for name in tasks.TASKS if name not in ("code", "story")])
