@@ -8,6 +8,7 @@ schedules and parallel decoding differ only where much is written.
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from training.llada_text import BRACKETS, NAMES, OBJECTS, WORDS, kept_from_training
@@ -183,6 +184,28 @@ def codes(chance: random.Random, size: int) -> Posed:
     return Posed(f"{' '.join(lines)} {question}", answer, f"{first} {second}{answer}")
 
 
+def rows(chance: random.Random, size: int) -> Posed:
+    """add: 482 + 31, 7 + 90 -> 482 + 31 = 513, 7 + 90 = 97; size: sums of numbers below 1,000"""
+    pairs = [(chance.randrange(1000), chance.randrange(1000)) for _ in range(size)]
+    told = ", ".join(f"{a} + {b}" for a, b in pairs)
+    return Posed(f"add: {told} ->", " " + ", ".join(f"{a} + {b} = {a + b}" for a, b in pairs), told)
+
+
+def follow(chance: random.Random, size: int) -> Posed:
+    """follow: key sofa, lamp key; lamp -> key sofa; size: words on the way, each of which tells only the next one"""
+    first, *way = words = chance.sample(WORDS, size + 1)
+    told = ", ".join(f"{one} {other}" for one, other in chance.sample(list(pairwise(words)), size))
+    return Posed(f"follow: {told}; {first} ->", "".join(f" {word}" for word in way), " ".join(words))
+
+
+def totals(chance: random.Random, size: int) -> Posed:
+    """total: lamp 7, sofa 5 -> lamp 7 sofa 2; size: digits that are added up, of which the last digit is written"""
+    words, digits = chance.sample(WORDS, size), [chance.randrange(10) for _ in range(size)]
+    told = ", ".join(f"{word} {digit}" for word, digit in zip(words, digits, strict=True))
+    written = zip(words, accumulate(digits), strict=True)
+    return Posed(f"total: {told} ->", "".join(f" {word} {total % 10}" for word, total in written), told)
+
+
 @dataclass(frozen=True)
 class Task:
     """A task, the sizes it is trained at, and those that it is measured at, from easy to hard."""
@@ -209,6 +232,9 @@ TASKS = {
     "lookup": Task(lookup, 2, (8, 13, 18, 23, 28, 33), "entries"),
     "story": Task(story, 1, (1, 2, 3, 4, 5, 6), "events"),
     "codes": Task(codes, 2, (8, 16, 32, 48, 72, 96), "lines"),
+    "rows": Task(rows, 1, (4, 5, 6, 7, 8), "sums"),
+    "follow": Task(follow, 2, (16, 24, 32, 48, 64), "words"),
+    "totals": Task(totals, 2, (12, 16, 24, 32, 40), "digits"),
 }
 EASY = 1.5  # the larger, the more of the training's problems are small ones
 

@@ -49,14 +49,6 @@ def run_function(source: str, arguments: Sequence[int]) -> int:
     return result
 
 
-def run_program(source: str) -> Variables:
-    """The variables that the assignments in `source` leave."""
-    variables: Variables = {}
-    if _ran(_parsed(source), variables) is not None:
-        raise CodeError("a program does not return")
-    return variables
-
-
 def _parsed(source: str) -> list[ast.stmt]:
     if len(source) > LONGEST:
         raise CodeError("the source is too long")

@@ -5,7 +5,7 @@ import operator
 import random
 import re
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -96,10 +96,18 @@ def solved(task: str, prompt: str) -> str:
     numbers = [int(number) for number in re.findall(r"\d+", prompt)]
     if task == "sums":
         return f" {sum(numbers)}"
+    if task == "rows":
+        pairs = [tuple(map(int, row.split(" + "))) for row in told.split(", ")]
+        return " " + ", ".join(f"{a} + {b} = {a + b}" for a, b in pairs)
     if task == "totals":
-        partial = np.cumsum(numbers).tolist()
-        steps = (f"{a} + {n} = {b}" for (a, b), n in zip(pairwise(partial), numbers[1:], strict=True))
-        return " " + ", ".join(steps)
+        words = re.findall(r"(\w+) \d", told)
+        return "".join(f" {word} {str(sum(numbers[: i + 1]))[-1]}" for i, word in enumerate(words))
+    if task == "follow":
+        arrows, word = told.split("; ")
+        leads, answer = dict(arrow.split() for arrow in arrows.split(", ")), ""
+        while word in leads:
+            answer += f" {(word := leads[word])}"
+        return answer
     if task == "reverse":
         return " " + " ".join(told.split(" ")[::-1])
     if task == "sort":
@@ -116,19 +124,7 @@ def solved(task: str, prompt: str) -> str:
     if task == "codes":
         codes = dict(re.findall(r"The code of (\w+) is (\d{3})\.", prompt))
         return "".join(f" {codes[word]}" for word in re.findall(r"of (\w+) and (\w+)\?", prompt)[0])
-    if task == "hops":
-        arrows, order = told.split("; ")
-        leads, (count, word), answer = (
-            dict(arrow.split(" > ") for arrow in arrows.split(", ")),
-            order.split(" from "),
-            "",
-        )
-        for _ in range(int(count)):
-            word = leads[word]
-            answer += f" {word}"
-        return answer
-    program = prompt.removeprefix("run:\n").removesuffix("\n->")
-    return "".join(f" {name} = {value};" for name, value in safe_code.run_program(program).items())
+    raise AssertionError(f"no other way is known for {task}")
 
 
 @pytest.mark.parametrize("task", [name for name in tasks.TASKS if name not in ("code", "story")])
