@@ -25,7 +25,7 @@ from scripts.command_line import run
 from tenuto.files import write_json, write_text
 from tenuto.models import Model
 from tenuto.provenance import origin, provenance
-from tenuto.runtime.pacing import PEAK
+from tenuto.quality import PEAK
 from tenuto.sampling.pictures import generate
 from tenuto_lab.frontier.cases import asked_for
 from tenuto_lab.result_files import ORIGIN, both, makes, read_result, shaped

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import typer
 from torch import Tensor
 
 from benchmarks.places import ROOT
+from scripts.command_line import run
 from tenuto.files import write_json, write_text
 from tenuto.provenance import origin, provenance
 from tenuto_lab.judging.statistics import mean_interval
@@ -91,4 +91,4 @@ def main(samples: int = 20, out: Path = OUT) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from benchmarks.places import ROOT
+from scripts.command_line import run
 from tenuto.files import write_json
 from tenuto.provenance import commit
 from tenuto_lab.cli.experiment import draw_one
@@ -105,4 +104,4 @@ def main(folder: Path = ROOT / "results" / "experiments") -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

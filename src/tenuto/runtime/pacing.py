@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from tenuto.errors import UsageError
+from tenuto.quality import PEAK
 from tenuto.runtime.levels import Levels
 from tenuto.scheduling.placement import progress_of
 
-PEAK = 4.0  # standard deviations: decibels are of this range, which for pictures is about that from black to white
 SCALE = 2.7  # the squared error of the result, over the sum of squared changes; nine results of ten have less
 FIRST = 1 / 24  # of the way: the distance to the second refresh
 FARTHEST = 1 / 9

@@ -59,7 +59,7 @@ class TaskResult:
 
 def read_tasks(path: Path, limit: int | None = None) -> list[Question]:
     """The questions of a JSONL file. The file's name is the name of the task."""
-    numbered = _lines(path)[1][:limit]
+    numbered = lines_of(path)[1][:limit]
     questions = [_question(line, f"{path}, line {number}", path.stem, number) for number, line in numbered]
     if not questions:
         raise TenutoError(f"{path} holds no questions: one object a line is expected.")
@@ -70,10 +70,10 @@ def read_tasks(path: Path, limit: int | None = None) -> list[Question]:
 
 def protocol_of(path: Path) -> str | None:
     """How the task of a file is asked and judged, if the file says so."""
-    return _lines(path)[0]
+    return lines_of(path)[0]
 
 
-def _lines(path: Path) -> tuple[str | None, list[tuple[int, str]]]:
+def lines_of(path: Path) -> tuple[str | None, list[tuple[int, str]]]:
     """The protocol, and the lines of the questions with their numbers."""
     lines = read_text(path, "tasks").split("\n")  # not splitlines: JSON allows other line breaks within a string
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tenuto.errors import TenutoError, UsageError
-from tenuto.files import parse_json, read_text
+from tenuto.files import parse_json
 from tenuto.models import Model, find
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.masked import MaskedSampling, generate_tokens, sampling_for
@@ -25,6 +25,7 @@ from tenuto_lab.frontier.measurements import timed, work_of
 from tenuto_lab.frontier.points import everything
 from tenuto_lab.frontier.writing import as_expected, distinct, share_of
 from tenuto_lab.full_size.answer_metrics import METRICS, RUNS_CODE, check_metric
+from tenuto_lab.full_size.tasks import lines_of
 from tenuto_lab.judging.judges import Problem, TextJudge, answer_lengths, problems, text_judge
 from tenuto_lab.paper.trials import ModelBench, Trial, Way
 
@@ -254,8 +255,7 @@ def read_problems(path: Path, model: Model) -> dict[str, list[Problem]]:
     that names no task is a task itself.
     """
     found: dict[str, list[Problem]] = {}
-    lines = filter(str.strip, read_text(path, "problems").splitlines())
-    for number, line in enumerate(lines, 1):
+    for number, line in lines_of(path)[1]:
         where = f"{path}, line {number}"
         try:
             given = parse_json(line)
