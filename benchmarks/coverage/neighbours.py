@@ -135,7 +135,7 @@ def wider(channels: int) -> Callable[[dict[str, Any]], Any]:
         import torch
 
         torch.manual_seed(0)
-        net = given.get("transformer", given.get("unet"))
+        net: Any = given.get("transformer", given.get("unet"))
         return type(net).from_config({**net.config, "in_channels": channels})
 
     return make
@@ -150,7 +150,12 @@ def low_res(given: dict[str, Any]) -> Any:
 def siglip(given: dict[str, Any]) -> Any:
     import transformers
 
-    small = {"hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 2}
+    small: dict[str, Any] = {
+        "hidden_size": 12,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+    }
     return transformers.SiglipVisionModel(transformers.SiglipVisionConfig(image_size=30, patch_size=2, **small))
 
 
@@ -169,7 +174,7 @@ def siglip_processor(given: dict[str, Any]) -> Any:
 
 
 OPTIONAL = ("siglip", "siglip_processor", "image_encoder", "feature_extractor", "safety_checker", "watermarker")
-CONTROLLED = {"controlnet": union}
+CONTROLLED: dict[str, Callable[[dict[str, Any]], Any]] = {"controlnet": union}
 SDXL = {"control_image": picture(64), "control_mode": lambda given: 0}
 PARTS: dict[str, dict[str, Callable[[dict[str, Any]], Any]]] = {
     "CogView4ControlPipeline": {"transformer": wider(8)},

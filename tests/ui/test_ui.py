@@ -71,7 +71,10 @@ def test_pictures_are_timed_in_turns_and_a_speed_up_that_cannot_be_is_doubted(
     real = compare.in_turns
 
     def busy(runs: Any, rounds: int) -> Any:
-        found = real([lambda turn, i=i, run=run: order.append(i) or run(turn) for i, run in enumerate(runs)], rounds)
+        def noted(i: int, run: Any) -> Any:
+            return lambda turn: order.append(i) or run(turn)
+
+        found = real([noted(i, run) for i, run in enumerate(runs)], rounds)
         found[0].seconds[:] = [one * 1000 for one in found[0].seconds]
         return found
 

@@ -269,7 +269,7 @@ def test_the_time_left_is_told_without_a_terminal(checkpoint: Any, tmp_path: Pat
 def test_a_long_trial_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab(("tiny-dit",), 4, 2, 4, say=(said := []).append)
     monkeypatch.setattr(conditions, "OFTEN", 0.0)
-    bench = lab.bench("tiny-dit")
+    bench: Any = lab.bench("tiny-dit")
     bench.batch = 2
     bench.trial(in_full(bench), 4)
     assert {f"… {done} of 8 pictures" for done in (2, 4, 6, 8)} <= set(said)
