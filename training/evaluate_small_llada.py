@@ -26,6 +26,7 @@ from tenuto.errors import UsageError
 from tenuto.files import read_json, write_json, write_text
 from tenuto.models.llada import LLaDA
 from tenuto.provenance import provenance
+from tenuto_lab.judging.verdicts import TELLING
 from training.evaluate_llada import text_loss, until_end
 from training.llada_text import BOS, EOS, MASK, Corpus, Problem
 from training.loop import default_device
@@ -36,7 +37,6 @@ from training.small_llada_card import model_card
 
 BLOCK = 16  # tokens that are written before the next ones are begun
 THRESHOLD = 0.9  # confidence at which threshold decoding writes a token
-TELLING = (0.6, 0.95)  # accuracies of full inference between which schedules can be told apart
 STORED = 200  # problems of each level in problems.json
 SHOWN = 3  # problems of each level in samples.txt
 PROMPT_LENGTH, TEXT_LENGTH, CONTINUATIONS = 64, 128, 6

@@ -13,8 +13,9 @@ of the level, the angle between signal and noise, and the time of flow matching:
 Predictions are polynomials (tenuto.runtime.prediction). Their variable (`places_of`) is a function of the noise level,
 too: the measure itself, or the time of the process that adds noise if the run begins in noise alone.
 
-The last step is computed as well, because it decides over the finest detail, unless there are few evaluations and more
-than half of the steps are left out: then the last evaluation is worth more a little earlier.
+The last step is computed as well, because it decides over the finest detail, unless there are few evaluations and many
+more steps: then the last evaluation is worth more a little earlier. Many are four for each evaluation, or more than two
+if the run begins in noise alone.
 
 Many schedulers begin where there is no signal yet. From there to the first level with a trace of signal the sample does
 not change, except in size, so an evaluation at the first step is almost lost. If the sampler can ask the network about

@@ -13,6 +13,7 @@ from tenuto.files import replacing
 from tenuto.showing.page import Table
 from tenuto_lab.frontier.known import way_of
 from tenuto_lab.frontier.measurements import HIGHEST, times_as_fast
+from tenuto_lab.judging.verdicts import TELLING
 from tenuto_lab.result_files import drawn_text
 
 MeanPoint = Mapping[str, Any]  # a row, averaged over the seeds
@@ -42,7 +43,6 @@ COLUMNS: tuple[tuple[str, str, Callable[[MeanPoint], str]], ...] = (  # title, t
     ("arithmetic", "arithmetic", lambda row: f"{row['arithmetic']:.1%}"),
 )
 PROBLEMS = ("needle", "arithmetic")  # columns that count right answers
-TELLING = (0.6, 0.95)  # how often full inference is right on a task that can tell ways apart
 COMPARED = ("a", "b", "difference", "interval", "p")
 MEASURES = {"psnr": (2, " dB"), "nll": (3, " nats")}  # digits and unit
 

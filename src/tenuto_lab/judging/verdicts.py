@@ -17,6 +17,7 @@ from tenuto_lab.judging.statistics import SPREAD, SURE, Interval
 
 Verdict = Literal["yes", "no", "cannot tell"]
 VERDICTS: tuple[Verdict, ...] = ("yes", "no", "cannot tell")
+TELLING = 0.6, 0.95  # share of right answers of full inference; outside, a task is too hard or too easy to tell
 
 
 @dataclass(frozen=True)

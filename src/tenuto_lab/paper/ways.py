@@ -16,7 +16,7 @@ from tenuto.scheduling.schedule import Schedule
 from tenuto.scheduling.units import block_of
 from tenuto_lab.frontier.points import everything
 from tenuto_lab.judging.statistics import SPREAD, Interval
-from tenuto_lab.judging.verdicts import Evidence, Verdict, alike, at_least, at_most, better
+from tenuto_lab.judging.verdicts import TELLING, Evidence, Verdict, alike, at_least, at_most, better
 from tenuto_lab.paper.conditions import Lab
 from tenuto_lab.paper.experiment_results import ClaimRow, Nearness
 from tenuto_lab.paper.trials import Bench, Trial, Way, difference, fid_gain, scheduled
@@ -31,7 +31,6 @@ UNITS = {"psnr": "dB", "same tokens": "equal tokens"}
 NEAR = {"psnr": 1.0, "same tokens": 0.01}  # differences that count as alike: dB, share of tokens
 NO_FID = "FID was not measured: there is no judge for these pictures, or too few of them"
 SATURATED = "saturated: no sample differs"
-TELLING = 0.60, 0.95  # share of right answers of full inference; outside, a task is too hard or too easy to tell
 RUINED = "both ruined"  # see `ruined`
 BY_FID = "by FID alone: "  # the verdict that a later rule took back
 NOISE = 0.5  # share of the FID of noise
