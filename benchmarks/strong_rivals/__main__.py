@@ -82,6 +82,7 @@ def measure_case(
     rows = record["cases"].setdefault(case, {})
     own = record["measured"].setdefault(case, {})
     tried = "all" if asked.among is None else list(asked.among)
+    added = bool(rows)
     if rows:
         own |= check_same_pictures(case, scene, rows, own)
         if not asked.ours_only and own.get("settings", "all") != tried:
@@ -100,7 +101,12 @@ def measure_case(
         rows[str(count)] = (
             found | {way: known[way] for way in known if way not in found} if name == TENUTO else known | found
         )
-        own["provenance_of_tenuto" if name == TENUTO else "provenance"] = dict(made)
+        if name == TENUTO:
+            own["provenance_of_tenuto"] = dict(made)
+        elif added:  # the rows that were there keep theirs
+            own.setdefault("provenance_of", {})[name] = dict(made)
+        else:
+            own["provenance"] = dict(made)
         progress.add(asked.cost(count, name))
         print(f"{case}, {count} evaluations, {name}: {nearest(found)}; {progress}", flush=True)
         save()

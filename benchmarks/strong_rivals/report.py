@@ -49,6 +49,10 @@ def about(record: Mapping[str, Any], case: str) -> list[str]:
     lines = [f"{samples} pictures; {origin(made)}."] if made else []
     if again := own.get("provenance_of_tenuto", record.get("provenance_of_tenuto")):
         lines.append(f"Tenuto's rows: {origin(again)}.")
+    later: dict[str, list[str]] = {}
+    for name, one in own.get("provenance_of", {}).items():
+        later.setdefault(origin(one), []).append(name)
+    lines += [f"Rows of {', '.join(names)}: {came}." for came, names in later.items()]
     if isinstance(tried := own.get("settings"), list):
         lines.append(
             f"Of the solvers' 90 settings {len(tried)} were tried: those that won most often in other cases of this "
@@ -155,7 +159,7 @@ def _counts(value: Any, where: str) -> None:
 
 MADE = {"samples": whole(), "provenance": shaped(ORIGIN), "provenance_of_tenuto": shaped(ORIGIN)}
 CHECKED = {"setting": str, "evaluations": int, "found": float, "goal": str, "recorded": float}
-MEASURED = fields({}, {**MADE, "check": shaped([CHECKED])}, others=True)
+MEASURED = fields({}, {**MADE, "provenance_of": by_name(shaped(ORIGIN)), "check": shaped([CHECKED])}, others=True)
 RECORD = both(
     fields({"cases": by_name(_counts)}, {**MADE, "measured": by_name(MEASURED)}, others=True),
     makes(table),

@@ -130,6 +130,8 @@ def test_a_run_goes_on_where_it_was_and_tenuto_alone_can_be_measured_again(run, 
     second = run(rivals_only=True)
     assert list(second["cases"]["dit"]["5"]) == ["DDIM", "UniPC 2"]
     assert second["cases"]["dit"]["5"]["DDIM"] == first["cases"]["dit"]["5"]["DDIM"]  # its seconds, too
+    assert second["measured"]["dit"]["provenance"] == first["measured"]["dit"]["provenance"]  # of DDIM's row
+    assert list(second["measured"]["dit"]["provenance_of"]) == ["UniPC 2"] and "Rows of UniPC 2: " in table(second)
     whole = run(ours_only=True)
     assert list(whole["cases"]["dit"]["5"]) == ["Tenuto, 10 steps", "DDIM", "UniPC 2"]
     assert {"provenance", "provenance_of_tenuto", "fingerprints"} <= whole["measured"]["dit"].keys()
