@@ -191,6 +191,13 @@ def test_nor_are_single_units_held_where_noise_is_added(pipe: DiffusionPipeline,
     assert set(counts.values()) == {12}
 
 
+def test_few_steps_that_are_computed_in_full_get_no_advice_on_held_ones(pipe: DiffusionPipeline) -> None:
+    pipe.scheduler = LCMScheduler(**BETAS)
+    with tenuto.accelerated(pipe), pytest.warns(UserWarning, match="random noise") as said:
+        draw(pipe, "sd1", steps=10)
+    assert [str(one.message).split(" at every step")[0] for one in said] == ["LCMScheduler adds random noise"]
+
+
 def test_after_a_scheduler_that_adds_noise_another_one_is_served(pipe: DiffusionPipeline) -> None:
     plain = pipe.scheduler
     with tenuto.accelerated(pipe, evaluations=3):

@@ -150,12 +150,15 @@ class Denoiser:
         if key not in self._schedules:
             if len(self._schedules) >= REMEMBERED:
                 self._schedules.clear()
-            made = self._schedules[key] = self.request.schedule(self.subject, steps, log_snr, key[-1])
-            chosen = self.request.quality is not None or (self.request.evaluations or 0) >= steps
-            advice = None if chosen or spent else deciding.advice(made, text=False)  # about a run, not about its rest
-            if advice is not None:
-                self._warn(advice)
+            self._schedules[key] = self.request.schedule(self.subject, steps, log_snr, key[-1])
         return self._schedules[key]
+
+    def advise(self, schedule: Schedule) -> None:
+        """Warn if a schedule of a whole run gains little or loses much, unless just that was asked for."""
+        chosen = self.request.quality is not None or (self.request.evaluations or 0) >= schedule.steps
+        advice = None if chosen or self.request.given is not None else deciding.advice(schedule, text=False)
+        if advice is not None:
+            self._warn(advice)
 
     @cached_property
     def _once(self) -> Schedule:

@@ -199,6 +199,8 @@ class Loop:
                 self.refuse_values()
             elif self.holds and self.nature.adds_noise:
                 self.take_noise(self.scheduler)
+            if self.schedule is not None and not self.in_full and not self.spent:
+                denoiser.advise(self.schedule)
         if self.computes():
             return None
         shape = shape_of(sample)

@@ -235,7 +235,7 @@ def build_causal(config: dict[str, Any]) -> Any:
         kinds = transformers.LlamaConfig, transformers.LlamaForCausalLM
     except ImportError as error:
         raise TenutoError(
-            "Judging text needs the package transformers, which is not installed: pip install tenuto[pipelines]"
+            "Judging text needs the package transformers, which is not installed: pip install 'tenuto[pipelines]'"
         ) from error
     return kinds[1](kinds[0](**{key: value for key, value in config.items() if key != "model_type"}))
 

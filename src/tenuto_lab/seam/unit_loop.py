@@ -63,6 +63,8 @@ class UnitLoop(Loop):
             left = self.steps - self.step
             schedule = None if self.in_full else denoiser.schedule_for(left, self.first + self.step, None, self.spent)
             self.followed += [] if schedule is None else [schedule]
+            if schedule is not None and not self.spent:
+                denoiser.advise(schedule)
             generation = None if schedule is None else denoiser.start(schedule, key[1])
             lane = self.lanes[key] = UnitLane(self.step, shape, generation, schedule=schedule)
         return (full if lane.generation is None else lane.generation)(*args, **kwargs)
