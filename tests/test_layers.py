@@ -10,6 +10,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 # From the ground up. A module may import from its own room and from those below, never from one beside or above it.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("tenuto.errors", "tenuto.__init__"),
+    ("tenuto.extras",),
     ("tenuto.files", "tenuto.quality", "tenuto.timing", "tenuto.laboratory"),
     ("tenuto.provenance",),
     ("tenuto.scheduling",),

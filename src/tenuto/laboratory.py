@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tenuto.errors import TenutoError
+from tenuto.extras import install
 
 ADDITIONS, ARCHITECTURES, COMMANDS, TABS = (
     f"tenuto.{group}" for group in ("additions", "architectures", "commands", "tabs")
@@ -23,7 +24,7 @@ def offered(name: str, group: str = ADDITIONS) -> Any:
     """The object that the laboratory offers under this name."""
     found = _named(group).get(name)
     if found is None:
-        raise TenutoError(f"{name} is offered by the laboratory, which is not installed: pip install 'tenuto[lab]'.")
+        raise TenutoError(f"{name} is offered by the laboratory, which is not installed: {install('lab')}")
     return found.load()
 
 

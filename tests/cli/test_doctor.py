@@ -10,7 +10,7 @@ import pytest
 
 import tenuto.cli.doctor as doctor
 from tenuto.cli import main
-from tenuto.cli.extras import EXTRAS
+from tenuto.extras import EXTRAS
 
 Run = Callable[..., tuple[int, str]]
 
@@ -50,7 +50,7 @@ def test_what_is_not_installed_is_absent_and_says_how_to_get_it(monkeypatch: pyt
     monkeypatch.setitem(EXTRAS, "ui", ("no_such_package",))
     diagnosis = doctor.diagnose()
     missing = next(one for one in diagnosis.findings if one.name == "extra ui")
-    assert (missing.status, missing.remedy) == ("absent", "pip install 'tenuto[ui]'")
+    assert (missing.status, missing.remedy) == ("absent", "pip install '.[ui]' (in Tenuto's folder)")
     assert diagnosis.healthy
 
 

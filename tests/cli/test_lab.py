@@ -16,7 +16,7 @@ def test_without_the_laboratory_it_says_what_to_install(tenuto: Run, monkeypatch
     monkeypatch.setattr(laboratory, "_named", lambda group: {})
     laboratory.offered.cache_clear()
     status, out, err = tenuto("lab", "frontier", "tiny-dit")
-    assert status == 1 and out == "" and "pip install 'tenuto[lab]'" in err
+    assert status == 1 and out == "" and "pip install '.[lab]'" in err
 
 
 def test_a_laboratory_that_cannot_be_loaded_names_the_extra(tenuto: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +25,7 @@ def test_a_laboratory_that_cannot_be_loaded_names_the_extra(tenuto: Run, monkeyp
 
     monkeypatch.setattr(laboratory, "offered", offered)
     status, _, err = tenuto("lab", "bench", "tiny-dit")
-    assert status == 1 and "pip install 'tenuto[eval]'" in err
+    assert status == 1 and "pip install '.[eval]'" in err
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_missing_extra_is_said_before_anything_is_computed(
     monkeypatch.setattr("tenuto.models.load", lambda *given, **options: pytest.fail("a model was loaded"))
     status, out, err = tenuto("lab", *arguments)
     assert status == 1 and out == "" and words in err
-    assert f"pip install 'tenuto[{'eval' if arguments[0] == 'eval' else 'lab'}]'" in err
+    assert f"pip install '.[{'eval' if arguments[0] == 'eval' else 'lab'}]'" in err
 
 
 def test_statuses_come_back(tenuto: Run) -> None:

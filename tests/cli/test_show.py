@@ -59,7 +59,7 @@ def test_a_picture_without_matplotlib_names_the_extra(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, out, err = tenuto(*command, "--png", "x.png")
     assert status == 1 and out == ""
-    assert "--png needs matplotlib, which is not installed: pip install 'tenuto[plots]'" in err
+    assert "--png needs matplotlib, which is not installed: pip install '.[plots]'" in err
     assert not (tmp_path / "x.png").exists()
 
 

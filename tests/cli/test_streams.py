@@ -114,7 +114,7 @@ def test_an_import_that_an_extra_would_serve_names_the_extra(
 
     monkeypatch.setattr("tenuto.models.open_model", absent)
     status, _, err = tenuto("score", model)
-    assert status == 1 and "This needs gradio, which is not installed: pip install 'tenuto[ui]'" in err
+    assert status == 1 and "This needs gradio, which is not installed: pip install '.[ui]'" in err
 
 
 def test_plurals() -> None:

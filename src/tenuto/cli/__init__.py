@@ -88,7 +88,7 @@ def _failed(error: BaseException) -> int:
 
 
 def _missing(error: ModuleNotFoundError) -> str | None:
-    from tenuto.cli.extras import sentence_for
+    from tenuto.extras import sentence_for
 
     return sentence_for((error.name or "").partition(".")[0])
 

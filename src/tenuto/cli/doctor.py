@@ -14,8 +14,8 @@ import typer
 
 from tenuto import __version__
 from tenuto.cli.app import AsJson, app
-from tenuto.cli.extras import EXTRAS, missing
 from tenuto.errors import TenutoError, first_line
+from tenuto.extras import EXTRAS, install, missing
 
 Status = Literal["fine", "absent", "broken"]
 MARKS = {"fine": "[green]✓[/]", "absent": "[yellow]–[/]", "broken": "[red]✗[/]"}
@@ -167,7 +167,7 @@ def _extras() -> list[Finding]:
     for extra, packages in EXTRAS.items():
         if absent := missing(extra):
             what = f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed"
-            findings.append(Finding(f"extra {extra}", "absent", what, f"pip install 'tenuto[{extra}]'"))
+            findings.append(Finding(f"extra {extra}", "absent", what, install(extra)))
         else:
             findings.append(Finding(f"extra {extra}", "fine", ", ".join(packages)))
     return findings

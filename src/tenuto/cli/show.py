@@ -24,8 +24,8 @@ def show(
 ) -> None:
     """Look at a score file or a schedule: as a table in the terminal, as a page, or as a picture."""
     from tenuto.cli.console import print_json, say
-    from tenuto.cli.extras import needs
     from tenuto.errors import TenutoError
+    from tenuto.extras import needs
     from tenuto.files import check_writable, read_json
     from tenuto.laboratory import offered
     from tenuto.scheduling import schedule as schedules

@@ -22,11 +22,11 @@ def ui(
 ) -> None:
     """Open a page: the map of a schedule, and pictures or text with the schedule and without.
 
-    Nothing leaves this machine unless --share is given. The page needs gradio: pip install 'tenuto\\[ui]'.
+    Nothing leaves this machine unless --share is given. It needs gradio. In Tenuto's folder: pip install '.\\[ui]'
     """
     from tenuto.cli.app import check_device
     from tenuto.cli.console import say
-    from tenuto.cli.extras import needs
+    from tenuto.extras import needs
     from tenuto.models import open_model
 
     needs("The page", "ui")

@@ -3,6 +3,7 @@
 from typing import Any
 
 from tenuto.errors import TenutoError
+from tenuto.extras import install
 
 
 class NoPlots(TenutoError):
@@ -14,5 +15,5 @@ def plotting() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise NoPlots("A picture needs matplotlib, which is not installed: pip install 'tenuto[plots]'") from error
+        raise NoPlots(f"A picture needs matplotlib, which is not installed: {install('plots')}") from error
     return matplotlib

@@ -74,8 +74,8 @@ def lm(
 
     from tenuto.cli.app import check_device
     from tenuto.cli.console import print_json, progress, say
-    from tenuto.cli.extras import needs
     from tenuto.errors import UsageError
+    from tenuto.extras import needs
     from tenuto.files import check_writable
     from tenuto.models import load
     from tenuto.scheduling.schedule import load_schedule

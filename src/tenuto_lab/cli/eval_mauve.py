@@ -23,7 +23,7 @@ def mauve(
     """MAUVE of a run's continuations against those of people, with the features of a language model."""
     from tenuto.cli.app import check_device
     from tenuto.cli.console import counted, print_json, say, tell
-    from tenuto.cli.extras import needs
+    from tenuto.extras import needs
     from tenuto_lab.full_size.text_features import mauve_of_run
 
     needs("MAUVE", "eval", "sklearn", "transformers")

@@ -40,7 +40,7 @@ def pictures(
     """Judge a set of pictures against a reference, and say under which conditions the figures hold."""
     from tenuto.cli.app import check_device
     from tenuto.cli.console import out, print_json
-    from tenuto.cli.extras import needs
+    from tenuto.extras import needs
     from tenuto.files import check_writable, write_json
     from tenuto_lab.full_size.fidelity import evaluate_pictures
 

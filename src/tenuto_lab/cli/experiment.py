@@ -111,8 +111,8 @@ def run_experiments(
     from tenuto import __version__
     from tenuto.cli.app import check_device
     from tenuto.cli.console import failure, print_json, say
-    from tenuto.cli.extras import needs
     from tenuto.errors import TenutoError, UsageError, first_line
+    from tenuto.extras import needs
     from tenuto.files import check_writable
     from tenuto.provenance import command, commit, hardware
     from tenuto_lab.paper import EXPERIMENTS, Lab, Protocol

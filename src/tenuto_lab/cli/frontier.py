@@ -59,8 +59,8 @@ def frontier(
 
     from tenuto.cli.app import check_device
     from tenuto.cli.console import out, print_json, say
-    from tenuto.cli.extras import needs
     from tenuto.errors import UsageError
+    from tenuto.extras import needs
     from tenuto.files import check_writable, write_json
     from tenuto.models import load
     from tenuto.provenance import provenance

@@ -32,8 +32,8 @@ def results(
 ) -> None:
     """Write one page of what the experiments found."""
     from tenuto.cli.console import say
-    from tenuto.cli.extras import needs
     from tenuto.errors import TenutoError
+    from tenuto.extras import needs
     from tenuto.files import check_writable, write_text
     from tenuto_lab.cli.experiment import draw_one
     from tenuto_lab.paper import EXPERIMENTS

@@ -18,8 +18,8 @@ def show(
 ) -> None:
     """Look at a frontier: as a table in the terminal, as a page, or as a picture."""
     from tenuto.cli.console import out, print_json, say
-    from tenuto.cli.extras import needs
     from tenuto.errors import TenutoError, UsageError
+    from tenuto.extras import needs
     from tenuto.files import check_writable
     from tenuto.showing.page import write_page
     from tenuto_lab.frontier.frontier_report import (

@@ -45,8 +45,8 @@ def check(
 
     from tenuto.cli.app import check_device
     from tenuto.cli.console import print_json, progress
-    from tenuto.cli.extras import needs
     from tenuto.errors import UsageError
+    from tenuto.extras import needs
     from tenuto.files import check_writable
     from tenuto.models import load
     from tenuto.sampling.masked import block_length_for

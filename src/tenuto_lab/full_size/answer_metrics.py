@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 
 from tenuto.errors import TenutoError, UsageError
+from tenuto.extras import install
 from tenuto_lab.full_size.boxed_answers import boxed
 from tenuto_lab.full_size.sandbox import passes_tests
 
@@ -42,7 +43,7 @@ def rouge_l(output: str, answers: Sequence[str]) -> float:
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
-        raise TenutoError("rouge-l needs rouge_score, which is not installed: pip install 'tenuto[eval]'") from error
+        raise TenutoError(f"rouge-l needs rouge_score, which is not installed: {install('eval')}") from error
     scorer = RougeScorer(["rougeL"], use_stemmer=True)
     return max(float(scorer.score(answer, output)["rougeL"].fmeasure) for answer in answers)
 

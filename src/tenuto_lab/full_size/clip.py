@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tenuto.errors import CheckpointError, TenutoError, first_line
+from tenuto.extras import install
 
 ROWS = 64  # pictures at once
 
@@ -22,9 +23,7 @@ def clip_scores(
     try:
         import transformers
     except ImportError as error:
-        raise TenutoError(
-            "CLIP scores need transformers, which is not installed: pip install 'tenuto[eval]'"
-        ) from error
+        raise TenutoError(f"CLIP scores need transformers, which is not installed: {install('eval')}") from error
     if not directory.is_dir():  # otherwise transformers would look for it on the hub
         raise CheckpointError(f"{directory} holds no CLIP model: there is no such directory.")
     try:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tenuto.errors import CheckpointError, TenutoError, first_line
+from tenuto.extras import install
 from tenuto.files import check_regular
 
 SPATIAL_CHANNELS = 7  # of 17 × 17 places; sFID uses these features
@@ -58,7 +59,7 @@ def load_inception(weights: Path | None, device: str | torch.device) -> Inceptio
         from torch_fidelity import FeatureExtractorInceptionV3
     except ImportError as error:
         raise TenutoError(
-            f"Inception features need torch-fidelity and torchvision ({error}): pip install 'tenuto[eval]'. "
+            f"Inception features need torch-fidelity and torchvision ({error}): {install('eval')}. "
             "Without them, compare in the features of the shipped classifiers: --features own"
         ) from error
     if weights is not None:

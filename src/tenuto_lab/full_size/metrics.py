@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tenuto.errors import TenutoError, UsageError
+from tenuto.extras import install
 
 NEIGHBOURS = 3  # the distance of the k-th neighbour is the radius of a ball; k as published
 SPLITS = 10  # number of splits over which the inception score is averaged, as published
@@ -60,7 +61,7 @@ def mauve(features: Tensor, real: Tensor, clusters: int | None = None, scale: fl
     try:
         from sklearn.cluster import KMeans
     except ImportError as error:
-        raise TenutoError("MAUVE needs scikit-learn, which is not installed: pip install 'tenuto[eval]'") from error
+        raise TenutoError(f"MAUVE needs scikit-learn, which is not installed: {install('eval')}") from error
     together = torch.cat([features, real]).double().cpu()
     together = (together / together.norm(dim=1, keepdim=True).clamp(min=1e-12)).numpy()
     count = clusters or max(2, round(min(len(features), len(real)) / 10))

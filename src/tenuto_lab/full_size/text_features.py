@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tenuto.errors import CheckpointError, TenutoError, UsageError, first_line
+from tenuto.extras import install
 from tenuto_lab.full_size.metrics import mauve
 from tenuto_lab.full_size.paired_runs import questions_of
 from tenuto_lab.full_size.tasks import read_tasks
@@ -27,9 +28,7 @@ def text_features(texts: Sequence[str], directory: Path, device: str | torch.dev
     try:
         import transformers
     except ImportError as error:
-        raise TenutoError(
-            "Features of texts need transformers, which is not installed: pip install 'tenuto[eval]'"
-        ) from error
+        raise TenutoError(f"Features of texts need transformers, which is not installed: {install('eval')}") from error
     if not directory.is_dir():  # otherwise transformers would look for it on the hub
         raise CheckpointError(f"{directory} holds no language model: there is no such directory.")
     try:

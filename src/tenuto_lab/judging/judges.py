@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tenuto.errors import CheckpointError, TenutoError, UsageError, first_line
+from tenuto.extras import install
 from tenuto.files import check_fields, read_json
 from tenuto.models import Model, place_of
 from tenuto_lab.judging.cifar_classifier import CifarClassifier, load_cifar_classifier
@@ -235,7 +236,7 @@ def build_causal(config: dict[str, Any]) -> Any:
         kinds = transformers.LlamaConfig, transformers.LlamaForCausalLM
     except ImportError as error:
         raise TenutoError(
-            "Judging text needs the package transformers, which is not installed: pip install 'tenuto[pipelines]'"
+            f"Judging text needs the package transformers, which is not installed: {install('pipelines')}"
         ) from error
     return kinds[1](kinds[0](**{key: value for key, value in config.items() if key != "model_type"}))
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tenuto.errors import TenutoError, UsageError
+from tenuto.extras import install
 from tenuto.models import Model
 from tenuto.scheduling.units import Unit
 from tenuto_lab.candidates.ranked_lifetimes import statistic_of
@@ -139,7 +140,7 @@ def add_adapters(network: nn.Module, units: Sequence[Unit], rank: int = RANK, se
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise TenutoError("Adapters need peft: pip install 'tenuto[lab]'.") from error
+        raise TenutoError(f"Adapters need peft: {install('lab')}") from error
     own: Mapping[str, Mapping[str, nn.Parameter]] = unit_parameters(network, units)
     weights = [name for parameters in own.values() for name in parameters if name.endswith(".weight")]
     modules = [name.removesuffix(".weight") for name in weights]

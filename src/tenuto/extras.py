@@ -20,6 +20,11 @@ def missing(extra: str) -> list[str]:
     return [package for package in EXTRAS[extra] if not _is_there(package)]
 
 
+def install(extra: str) -> str:
+    """The command that installs an extra. Tenuto is installed from a checkout, so the command names no index."""
+    return f"pip install '.[{extra}]' (in Tenuto's folder)"
+
+
 def needs(what: str, extra: str, *packages: str) -> None:
     """Refuse to begin if one of these packages is not installed. Commands call this before they compute anything.
 
@@ -30,13 +35,13 @@ def needs(what: str, extra: str, *packages: str) -> None:
     if absent:
         verb = "is" if len(absent) == 1 else "are"
         names = ", ".join(absent)
-        raise TenutoError(f"{what} needs {names}, which {verb} not installed: pip install 'tenuto[{extra}]'")
+        raise TenutoError(f"{what} needs {names}, which {verb} not installed: {install(extra)}")
 
 
 def sentence_for(package: str) -> str | None:
     """What to say when an import of this package failed; None for a package that no extra brings."""
     extra = next((extra for extra, packages in EXTRAS.items() if package in packages), None)
-    return extra and f"This needs {package}, which is not installed: pip install 'tenuto[{extra}]'"
+    return extra and f"This needs {package}, which is not installed: {install(extra)}"
 
 
 def _is_there(package: str) -> bool:
