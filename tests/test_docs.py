@@ -91,6 +91,22 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
         exec(compile(code, page.name, "exec"), names)
 
 
+def test_the_summary_on_the_page_is_what_the_example_prints(
+    capsys: pytest.CaptureFixture[str], published: None
+) -> None:
+    page = DOCS / "diffusers.md"
+    pasted = page.read_text(encoding="utf-8").split("describes the last generation:\n\n```\n", 1)[1].split("```", 1)[0]
+    names: dict[str, object] = {}
+    for code in blocks_of(page):
+        capsys.readouterr()
+        exec(compile(code, page.name, "exec"), names)
+        if "print(summary)" in code:
+            break
+    printed = capsys.readouterr().out
+    timed = re.compile(r"\d+\.\d+(?= in the denoiser| saved)")
+    assert timed.sub("…", printed) == timed.sub("…", pasted)
+
+
 def test_the_code_of_the_readme_runs_and_does_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], published: None
 ) -> None:
