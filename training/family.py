@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 import typer
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -68,6 +69,7 @@ from training.train_vae import decode_all, encode_all
 HELD_OUT_SEED = 1_000_003  # of the noise that the held-out loss is measured with: the same for every network
 STATE_EVERY = 30.0  # seconds
 GUIDANCE, STEPS, SHOWN = 3.0, 50, 64  # of samples.png
+SIDES = (SIZE, SIZE // 2)  # of the pictures, in pixels
 
 
 @dataclass(frozen=True)
@@ -126,20 +128,30 @@ class Latents(NamedTuple):
     test_labels: Tensor
 
 
-def latents_of(autoencoder: Autoencoder, data: TinyImageNet, device: torch.device) -> Latents:
+def latents_of(autoencoder: Autoencoder, data: TinyImageNet, device: torch.device, side: int = SIZE) -> Latents:
     autoencoder.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    both = [encode_all(autoencoder, images, device) for images in (data.train_images, data.train_images.flip(-1))]
+    train_images, test_images = reduced(data.train_images, side), reduced(data.test_images, side)
+    both = [encode_all(autoencoder, images, device) for images in (train_images, train_images.flip(-1))]
     mean, log_variance = (torch.cat([part[i] for part in both]) for i in range(2))
     labels = data.train_labels.to(device).repeat(2)
-    test_mean, _ = encode_all(autoencoder, data.test_images, device)
+    test_mean, _ = encode_all(autoencoder, test_images, device)
     deviation = (log_variance / 2).exp()
     tensors = (mean.half(), deviation.half(), labels, test_mean.half(), data.test_labels.to(device))
     return Latents(*(tensor.contiguous() for tensor in tensors))
 
 
-def stored_latents(vae: Path, folder: Path, device: torch.device, keep: bool = True) -> Latents:
+def reduced(images: Tensor, side: int) -> Tensor:
+    """uint8 pictures [N, 3, 64, 64] with `side` pixels a side: each is the mean of a square of pixels."""
+    if side == images.shape[-1]:
+        return images
+    means = (F.avg_pool2d(part.float(), images.shape[-1] // side) for part in images.split(1000))
+    return torch.cat([mean.round().to(torch.uint8) for mean in means])
+
+
+def stored_latents(vae: Path, folder: Path, device: torch.device, keep: bool = True, side: int = SIZE) -> Latents:
     """The latents, from the file beside the data if this autoencoder made it, else computed and kept there."""
-    path, stamp = folder / "latents.safetensors", (vae / WEIGHTS).read_bytes()
+    name = "latents.safetensors" if side == SIZE else f"latents-{side}.safetensors"
+    path, stamp = folder / name, (vae / WEIGHTS).read_bytes()
     pictures = len(list(folder.glob("train-*.npz")))
     mark = f"{hash_of(stamp)} {pictures}"
     if path.exists():
@@ -147,7 +159,7 @@ def stored_latents(vae: Path, folder: Path, device: torch.device, keep: bool = T
             made_by = opened.metadata().get("made_by")
         if made_by == mark:
             return Latents(**load_file(path, device=str(device)))
-    latents = latents_of(load_autoencoder(vae), load(folder), device)
+    latents = latents_of(load_autoencoder(vae), load(folder), device, side)
     if keep:
         with replacing(path) as temporary:
             tensors = {key: value.cpu().contiguous() for key, value in latents._asdict().items()}
@@ -294,6 +306,7 @@ def family_card(directory: Path) -> str:
     values = read_json(directory / "config.json", "config")
     names = values.pop("labels")
     record = read_json(directory / "loss.json", "training record")
+    side, latent = record.get("side", SIZE), values["input_size"]
     by = (
         "Muon updated the matrices of the blocks, and AdamW all else.\n"
         if "Muon" in record.get("optimizer", "")
@@ -302,8 +315,8 @@ def family_card(directory: Path) -> str:
     return f"""# {directory.name}
 
 A class-conditional latent diffusion transformer ({record["parameters"] / 1e6:.1f} million parameters) that draws
-{SIZE}×{SIZE} pictures of {len(names)} kinds of things. It works on 16×16 latents of the autoencoder in `vae`, in
-patches of 2×2: 64 tokens. {said_of_goal(record)}
+{side}×{side} pictures of {len(names)} kinds of things. It works on {latent}×{latent} latents of the autoencoder in
+`vae`, in patches of 2×2: {(latent // 2) ** 2} tokens. {said_of_goal(record)}
 Weights are the training's moving average, stored in float16. {by}{said_of_early(record)}
 
 | config.json | |
@@ -458,21 +471,27 @@ def main(
         float | None, typer.Option(min=0.01, max=0.99, help="Write the weights after this share of the time, too.")
     ] = None,
     state_every: StateEvery = STATE_EVERY,
+    side: Annotated[
+        int, typer.Option(help=f"Pixels a side, {', '.join(map(str, SIDES))}; pictures are reduced.")
+    ] = SIZE,
 ) -> None:
     """Train a DiT on the latents of Tiny-ImageNet. Ctrl-C saves what there is; the same command then goes on."""
     if size not in SIZES or objective_name not in ("noise", "flow"):
         raise UsageError(f"--size is one of {', '.join(SIZES)}, and --objective is noise or flow.")
+    if side not in SIDES:
+        raise UsageError(f"--side is one of {', '.join(map(str, SIDES))}, not {side}.")
     shape, where = SIZES[size], torch.device(device)
     goal = objective("noise" if objective_name == "noise" else "flow", where)
     settings = Settings(seconds, batch or shape.batch, lr or shape.lr, ema, seed, compile, max_steps)
     settings = replace(settings, betas=(0.9, 0.95), weight_decay=0.0, early=early, keep_every=state_every)
     autoencoder, names = load_autoencoder(vae), read_json(data / "classes.json", "list of classes")["names"]
-    config = shape.config(autoencoder.config.latent_channels, autoencoder.config.latent_size, len(names))
+    latent_size = autoencoder.config.latent_size * side // SIZE
+    config = shape.config(autoencoder.config.latent_channels, latent_size, len(names))
     state, before = None, None
     if start is not None:
         state, found, before = start_from(start)
         check_start(found, config, before, goal.name)
-    latents = stored_latents(vae, data, where)
+    latents = stored_latents(vae, data, where, side=side)
     mark = {"objective": goal.name, "muon": muon, "start": before and before["provenance"]}
     resuming = resumed_at(out, settings, {**asdict(config), **mark}, vae, latents)
     network, trained = train_family(latents, config, goal, settings, state, muon, resuming)
@@ -482,7 +501,7 @@ def main(
             continue
         network.load_state_dict(one.state)
         extra = {"held_out_loss": held_out_loss(network, latents, goal), "vae": hash_of((vae / WEIGHTS).read_bytes())}
-        extra |= {"is_early": one is not trained, "optimizer": "Muon and AdamW" if muon else "AdamW"}
+        extra |= {"is_early": one is not trained, "optimizer": "Muon and AdamW" if muon else "AdamW", "side": side}
         save(place, one, config, names, goal, settings, vae, len(latents.mean) // 2, extra, before)
         print(f"{place}: held-out loss {extra['held_out_loss']:.5f}, {pace:,.0f} latents/s", flush=True)
         show(network, config, goal, autoencoder, place / "samples.png")

@@ -20,6 +20,7 @@ from tenuto_lab.result_files import fields, number, optional, read_result, shape
 from tenuto_lab.rivals.noise_prediction import Denoise, conditions_of
 from training.autoencoder import Autoencoder, load_autoencoder
 from training.class_captions import caption
+from training.tiny_imagenet import SIZE
 
 Prediction = Literal["noise", "flow"]
 SCHEDULERS = {"DDIMScheduler": DDIMScheduler, "FlowMatchEulerDiscreteScheduler": FlowMatchEulerDiscreteScheduler}
@@ -97,6 +98,11 @@ class Network:
     def seconds(self) -> float:
         """Of training, on the GPU that the record names."""
         return float(self.record["seconds"])
+
+    @property
+    def side(self) -> int:
+        """Of its pictures, in pixels."""
+        return int(self.record.get("side", SIZE))
 
     @property
     def classes(self) -> int:

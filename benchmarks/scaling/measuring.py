@@ -146,6 +146,7 @@ def described(network: Network, guidance: float, near: int, judged: int, few: bo
         "prediction": network.prediction,
         "architecture": network.model.architecture.name,
         "early": bool(network.record.get("is_early")),
+        "side": network.side,
         "trained_seconds": network.seconds,
         "trained_samples": network.record["samples_seen"],
         "held_out_loss": network.record.get("held_out_loss"),

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.scaling.ways import MANY, OURS, STEPS, WAYS
+from benchmarks.scaling.ways import MANY, OURS, SOLVER, STEPS, WAYS
 from tenuto.provenance import origin
 from tenuto_lab.judging.statistics import mean_interval
 from tenuto_lab.result_files import ORIGIN, both, fields, in_order, makes, number, shaped, text, whole
+from training.tiny_imagenet import SIZE
 
 PLANE = (
     "dB gained with ten times as many parameters / with ten times as many samples in training; then by how many dB the "
@@ -27,6 +28,12 @@ NOTATION = (
     "DEIS, orders 2 and 3, trained or Karras levels) and *best output predictor* (TaylorSeer, FoCa) are at their best "
     "setting with hindsight, for each goal by itself; the other ways have no setting.\n"
 )
+RESOLUTION = (
+    "dB gained by pictures with more pixels: two networks of one shape are trained on the same pictures, and one of "
+    "them sees each picture reduced to half of its side. Both draw by the same autoencoder.\n"
+)
+ENOUGH = 6  # networks, for a plane
+GUIDANCE = "dB gained by stronger guidance, for each network.\n"
 FEW = (
     "Size and training can be told apart only if three networks or more are measured. What is known of networks of "
     "other kinds: [networks of several sizes](across.md).\n"
@@ -38,9 +45,68 @@ def tables(record: Mapping[str, Any]) -> str:
     parts = ["# Does it scale?\n", NOTATION, "## The networks\n", *_networks(cases), ""]
     several = len({case["network"] for case in cases}) >= 3
     parts += ["## Change with size and with training\n", *(_effects(cases) if several else [FEW])]
+    parts += _differences("## Change with resolution\n", RESOLUTION, list(_resolutions(cases)))
+    parts += _differences("## Change with guidance\n", GUIDANCE, list(_guidances(cases)))
     for case in cases:
         parts += [f"## {case['network']}, guidance {case['guidance']:g}\n", _origin(case), *_rows(case), ""]
     return "\n".join(parts)
+
+
+Pair = tuple[str, Mapping[str, Any], Mapping[str, Any]]  # what differs, and the two cases
+
+
+def _resolutions(cases: Sequence[Mapping[str, Any]]) -> Iterator[Pair]:
+    """Networks of one shape whose pictures have fewer and more pixels: NAME-32 and NAME."""
+    known = {(case["network"], case["guidance"]): case for case in cases}
+    for (name, guidance), small in known.items():
+        large = known.get((name.removesuffix(f"-{side_of(small)}"), guidance))
+        if large is not None and side_of(large) > side_of(small):
+            sides = f"{side_of(small)}² to {side_of(large)}² pixels"
+            yield f"{large['network']}, guidance {guidance:g}, {sides}", small, large
+
+
+def _guidances(cases: Sequence[Mapping[str, Any]]) -> Iterator[Pair]:
+    """Each network at its weakest guidance and at each stronger one."""
+    for name in dict.fromkeys(case["network"] for case in cases):
+        weakest, *stronger = sorted((case for case in cases if case["network"] == name), key=_guidance)
+        for case in stronger:
+            yield f"{name}, guidance {weakest['guidance']:g} to {case['guidance']:g}", weakest, case
+
+
+def _guidance(case: Mapping[str, Any]) -> float:
+    return float(case["guidance"])
+
+
+def _differences(heading: str, said: str, pairs: Sequence[Pair]) -> list[str]:
+    """For each pair of cases and each goal: by how much nearer the second is. Nothing if there are no pairs."""
+    if not pairs:
+        return []
+    parts = [heading, said]
+    budgets = sorted({row["budget"] for _, *both in pairs for case in both for row in case["rows"]}, reverse=True)
+    for goal, ways in (("full", (OURS, SOLVER)), ("converged", (MANY, SOLVER))):
+        lines = []
+        for title, before, after in pairs:
+            for way in ways:
+                changes = [_difference(before, after, way, budget, goal) for budget in budgets]
+                lines.append([title, way, *("" if change is None else str(change) for change in changes)])
+        parts += [*_table([f"to the {goal} run", "way", *(f"{budget:.0%}" for budget in budgets)], lines), ""]
+    return parts
+
+
+def _difference(
+    before: Mapping[str, Any], after: Mapping[str, Any], way: str, budget: float, goal: str
+) -> "Change | None":
+    """The pictures differ, so the intervals are those of independent samples."""
+    rows = [
+        row[goal]
+        for case in (before, after)
+        for row in case["rows"]
+        if (row["way"], row["budget"]) == (way, budget) and goal in row
+    ]
+    if len(rows) < 2:
+        return None
+    half = math.hypot(*((row["high"] - row["low"]) / 2 for row in rows))
+    return Change(rows[1]["dB"] - rows[0]["dB"], half)
 
 
 def _origin(case: Mapping[str, Any]) -> str:
@@ -68,7 +134,12 @@ def _networks(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def is_dit(case: Mapping[str, Any]) -> bool:
     """The family's other networks differ in more than size and training. Older files have DiTs only."""
-    return bool(case.get("architecture", "dit") == "dit")
+    return bool(case.get("architecture", "dit") == "dit") and side_of(case) == SIZE
+
+
+def side_of(case: Mapping[str, Any]) -> int:
+    """Pixels a side of the pictures. Older files have one size only."""
+    return int(case.get("side", SIZE))
 
 
 class Change(NamedTuple):
@@ -167,11 +238,12 @@ def _shown(ours: Sequence[tuple[str, Effects]], networks: int) -> str:
             f"to the {goal} run ({way}), of {len(signs)} changes with size {signs.count(-1)} lie below zero, "
             f"{signs.count(1)} above, and {signs.count(0)} cannot be told from zero"
         )
+    enough = "which is enough" if networks >= ENOUGH else "too few"
     off = sum(one.miss.sign != 0 for _, one in ours)
     return (
         f"**The default:** {'; '.join(told)}. In {off} of these {len(ours)} fits the plane misses the points by more "
         "than the intervals explain, so the intervals of its coefficients are too narrow there. A plane has 3 "
-        f"coefficients, and {networks} networks were measured: too few to separate size from training.\n"
+        f"coefficients, and {networks} networks were measured: {enough} to separate size from training.\n"
     )
 
 

@@ -12,7 +12,15 @@ from benchmarks.scaling.drawing import Network, Requests, opened
 from benchmarks.scaling.figure import draw
 from benchmarks.scaling.gathering import GOALS, SHARES, Case, Interval, of_transfer
 from benchmarks.scaling.measuring import Near, measure
-from benchmarks.scaling.report import _effects, effects, tables
+from benchmarks.scaling.report import (
+    _difference,
+    _effects,
+    _guidances,
+    _resolutions,
+    effects,
+    is_dit,
+    tables,
+)
 from benchmarks.scaling.ways import OURS, PREDICTOR, STEPS, WAYS, Way, _predicted, rivals
 from tenuto.models.dit import DiT
 from tenuto_lab.judging.least_squares import rank_correlation
@@ -135,6 +143,18 @@ def test_the_page_says_how_many_changes_are_told_from_zero() -> None:
     cases = [case_of(10**7, 10**6, 40, 1), case_of(10**8, 10**6, 50, 1), case_of(10**7, 10**7, 40, 1)]
     (*_, said) = _effects(cases)
     assert "of 1 changes with size 0 lie below zero, 1 above" in said and "3 networks were measured" in said
+
+
+def test_resolution_and_guidance_are_compared_in_tables_of_their_own_and_stay_out_of_the_plane() -> None:
+    one = {**case_of(10**7, 10**6, 40, 3), "network": "base", "side": 64}
+    reduced = {**case_of(10**7, 10**6, 44, 4), "network": "base-32", "side": 32}
+    strong = {**one, "guidance": 5.0, "rows": case_of(10**7, 10**6, 37.5, 4)["rows"]}
+    assert not is_dit(reduced) and is_dit(one)
+    ((title, before, after),) = _resolutions([one, reduced, strong])
+    assert title == "base, guidance 3, 32² to 64² pixels" and (before, after) == (reduced, one)
+    assert str(_difference(before, after, OURS, 0.25, "full")) == "-4.0 ± 5.0"
+    ((title, before, after),) = _guidances([strong, one, reduced])
+    assert title == "base, guidance 3 to 5" and _difference(before, after, OURS, 0.25, "full") == (-2.5, 5.0)
 
 
 def test_the_best_setting_is_chosen_for_each_goal_by_itself() -> None:

@@ -299,6 +299,24 @@ def test_latents_of_another_autoencoder_are_not_reused(data: Path, vae: Path, fo
     assert not torch.equal(family.stored_latents(other, data, CPU, keep=False).mean, kept.mean)
 
 
+def test_half_the_side_gives_a_quarter_of_the_latents_and_pictures_of_that_side(
+    folder: Path, data: Path, vae: Path
+) -> None:
+    images = tiny_imagenet.load(data, processes=1).test_images
+    small = family.reduced(images, 32)
+    assert small.shape == (len(images), 3, 32, 32) and small.dtype == torch.uint8
+    square = images[0, 0, :2, :2].float().mean()
+    assert abs(float(small[0, 0, 0, 0]) - float(square)) <= 0.5
+    half = trained(folder, data, vae, "tiny-family-32", side=32)
+    model = load(half)
+    assert model.config.input_size == 8 and read_json(half / "loss.json", "record")["side"] == 32
+    assert (
+        "draws\n32×32 pictures" in (half / "README.md").read_text() and "16 tokens" in (half / "README.md").read_text()
+    )
+    with pytest.raises(UsageError, match="--side is one of 64, 32, not 48"):
+        trained(folder, data, vae, "none", side=48)
+
+
 def test_sizes_are_what_they_are_said_to_be() -> None:
     for name, low, high in (("small", 7e6, 9e6), ("base", 26e6, 28.5e6), ("large", 110e6, 125e6)):
         with torch.device("meta"):
