@@ -83,7 +83,7 @@ def levels(
     trained  {task: least and most size}, for a model that was trained at other sizes than the tasks' own
     """
     if trained is not None:
-        return {task: (spread(*sizes, steps), TASKS[task].unit) for task, sizes in trained.items()}
+        return {task: (spread(sizes[0], sizes[1], steps), TASKS[task].unit) for task, sizes in trained.items()}
     return {name: (kind.levels, kind.unit) for name, kind in TASKS.items()} | {"needles": (NEEDLE_LEVELS, "tokens")}
 
 

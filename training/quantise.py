@@ -87,7 +87,7 @@ def measure_text(one: Path, other: Path, samples: int, batch_tokens: int, device
     """How the second checkpoint's answers to the problems of problems.json differ from the first's."""
     stored_problems = one / "problems.json"
     told = read_json(stored_problems, "file of problems") if stored_problems.exists() else {"problems": {}}
-    networks = [load(str(path), device=device, dtype=torch.float32).network for path in (one, other)]
+    networks: list[Any] = [load(str(path), device=device, dtype=torch.float32).network for path in (one, other)]
     found: dict[str, Any] = {}
     for name, some in told["problems"].items():
         if name == "text":
