@@ -51,7 +51,7 @@ from training.reasoning_tasks import TASKS, right
 from training.reasoning_text import DEFAULT_PATH, Library, load
 
 RESULTS = results_of("text_frontier")
-LEVELS = 8  # at most
+LEVELS = 8  # at most, if not told otherwise
 TOLERANCE = 0.01  # of accuracy that a choice may lose in any task that it is chosen on
 BATCH_TOKENS = 120_000  # on a GPU; a CPU is as fast with few rows, and few rows end at nearly the same time
 CPU_BATCH_TOKENS = 2_500
@@ -81,13 +81,13 @@ def _chunks(order: list[int], asked: Sequence[Question], length: int, most: int)
         order = order[:-size]
 
 
-def telling(evaluation: dict[str, Any]) -> list[tuple[str, int]]:
+def telling(evaluation: dict[str, Any], most: int = LEVELS) -> list[tuple[str, int]]:
     """The levels that can tell, first the one of every task that is nearest to the middle; if none can, two."""
     middle = sum(TELLING) / 2
     found = sorted(evaluation["tasks"].values(), key=lambda one: abs(one["full"]["accuracy"] - middle))
     able = [one for one in found if one["verdict"] == "can tell"] or found[:2]  # the table will say that they cannot
     best = {one["task"]: one for one in reversed(able)}.values()
-    chosen = [*best, *(one for one in able if one not in list(best))][:LEVELS]
+    chosen = [*best, *(one for one in able if one not in list(best))][:most]
     return sorted((one["task"], one["level"]) for one in chosen)
 
 
@@ -337,6 +337,7 @@ def main(
     level: Annotated[
         list[str] | None, typer.Option(help="Only this level (sort-4), measured before or not; again for others.")
     ] = None,
+    most: Annotated[int, typer.Option(min=1, help="Levels that can tell, at most, if none is named.")] = LEVELS,
     seconds: Annotated[float, typer.Option(help="Begin no further way after so long.")] = 120.0,
     seed: Annotated[int, typer.Option(help="Of the problems; the evaluation's were seed 0.")] = 1,
     precise: Annotated[bool, typer.Option(help="Compute in float32, not in bfloat16.")] = True,
@@ -359,8 +360,12 @@ def main(
     out: Annotated[Path, typer.Option(help="The JSON file; the table lies beside it.")] = RESULTS,
 ) -> None:
     """Measure every way on the levels that can tell, and write the JSON file and the table beside it."""
+    if unknown := [task for task in choose or [] if task not in TASKS]:
+        raise UsageError(f"{unknown[0]} is no task; the tasks are {', '.join(TASKS)}.")
     if join:
         whole = joined([read_result(path, "frontier of text", RECORD) for path in join])
+        if choose:
+            whole["choosing"] = choose
         drawn = table if pair is None else lambda record: paired(record, *pair)
         check_result(whole, join[0], "frontier of text, with the others", makes(drawn))
         if pair is not None:
@@ -373,8 +378,6 @@ def main(
         return
     if model is None:
         raise typer.BadParameter("Give --model, or --join.")
-    if unknown := [task for task in choose or [] if task not in TASKS]:
-        raise UsageError(f"{unknown[0]} is no task; the tasks are {', '.join(TASKS)}.")
     began = time.perf_counter()
     torch.set_float32_matmul_precision("high")
     dtype = torch.float32 if precise else torch.bfloat16
@@ -382,7 +385,7 @@ def main(
     evaluation: dict[str, Any] = {"tasks": {}}
     if level is None:
         evaluation = read_result(model / "evaluation.json", "evaluation", EVALUATION)
-    levels = telling(evaluation) if level is None else named_levels(level)
+    levels = telling(evaluation, most) if level is None else named_levels(level)
     posed = {(task, level): questions(library, task, level, count, seed) for task, level in levels}
     record: dict[str, Any] = {
         "provenance": provenance(device, seed=seed),

@@ -3,6 +3,9 @@
 Both sampling loops are written out here, so that the measure of the model does not rest on the package that will hold
 it. A level where full inference is right 60 to 95 % of the time can tell schedules apart; the others cannot.
 
+With --scout the search for such levels is quick: among many levels of each task, threshold decoding finds one that it
+answers 60 to 95 % of the time, and full inference begins there.
+
 weights/small-llada is such a model; its card has the figures.
 """
 
@@ -43,6 +46,7 @@ PROMPT_LENGTH, TEXT_LENGTH, CONTINUATIONS = 64, 128, 6
 TEXT_ROWS = 128  # of held-out books, for the loss
 Z = 1.96  # of a 95 % interval
 STEPS = 8  # levels of a task whose sizes the training chose
+FINE = 32  # the same where threshold decoding looks for the level first
 
 
 class Written(NamedTuple):
@@ -68,19 +72,24 @@ def questions(library: Library, task: str, level: int, count: int, seed: int) ->
     ]
 
 
-def levels(trained: Mapping[str, Sequence[int]] | None = None) -> dict[str, tuple[tuple[int, ...], str]]:
+Levels = Mapping[str, tuple[tuple[int, ...], str]]  # of each task from easy to hard, and what they count
+
+
+def levels(
+    trained: Mapping[str, Sequence[int]] | None = None, steps: int = STEPS
+) -> dict[str, tuple[tuple[int, ...], str]]:
     """The levels of each task from easy to hard, and what they count.
 
     trained  {task: least and most size}, for a model that was trained at other sizes than the tasks' own
     """
     if trained is not None:
-        return {task: (spread(*sizes), TASKS[task].unit) for task, sizes in trained.items()}
+        return {task: (spread(sizes[0], sizes[1], steps), TASKS[task].unit) for task, sizes in trained.items()}
     return {name: (kind.levels, kind.unit) for name, kind in TASKS.items()} | {"needles": (NEEDLE_LEVELS, "tokens")}
 
 
-def spread(least: int, most: int) -> tuple[int, ...]:
-    """Sizes from the least to the most, at most STEPS of them."""
-    count = min(most - least + 1, STEPS)
+def spread(least: int, most: int, steps: int = STEPS) -> tuple[int, ...]:
+    """Sizes from the least to the most, at most so many of them."""
+    count = min(most - least + 1, steps)
     return tuple(np.linspace(least, most, count).round().astype(int).tolist())
 
 
@@ -96,16 +105,24 @@ def next_level(known: Mapping[int, float]) -> int | None:
     return min(open_ones, key=lambda i: abs(i - (low + high) / 2), default=None)
 
 
-def ladder(record: dict[str, Any], every: Mapping[str, tuple[tuple[int, ...], str]]) -> Iterator[tuple[str, int, str]]:
-    """The levels to measure of every task's, task after task and again, as `record` fills."""
+def ladder(
+    right: Mapping[str, float], every: Levels, enough: int | None = None, first: Mapping[str, int] | None = None
+) -> Iterator[tuple[str, int, str]]:
+    """The levels to measure of every task's, task after task and again, as `right` fills: how often each is right.
+
+    enough  no further level of a task of which so many can tell
+    first   the level that a task begins with
+    """
     while True:
         found = False
         for task, (of, unit) in every.items():
-            known = {
-                i: record[f"{task}-{level}"]["full"]["accuracy"] if f"{task}-{level}" in record else -1.0
-                for i, level in enumerate(of)
-            }
-            if (i := next_level(known)) is not None:
+            known = {i: right.get(f"{task}-{level}", -1.0) for i, level in enumerate(of)}
+            if enough is not None and sum(verdict(one) == "can tell" for one in known.values()) >= enough:
+                continue
+            i = next_level(known)
+            if first and first.get(task) in of and max(known.values()) < 0:
+                i = of.index(first[task])
+            if i is not None:
                 found = True
                 yield task, of[i], unit
         if not found:
@@ -246,6 +263,28 @@ def in_batches(way: Any, network: LLaDA, asked: Sequence[Question], length: int,
     return Written(list(tokens), list(steps), list(positions), ready)
 
 
+def scouted(
+    network: LLaDA, library: Library, every: Levels, count: int, seed: int, batch_tokens: int, seconds: float | None
+) -> dict[str, float]:
+    """How often threshold decoding is right at levels of every task, until one of each can tell: {"sums-4": 0.8}"""
+    began, found = perf_counter(), dict[str, float]()
+    for task, level, _ in ladder(found, every, enough=1):
+        if seconds is not None and perf_counter() - began > seconds:
+            print(f"the search for levels ends before {task} {level}: {seconds:.0f} s are over", flush=True)
+            break
+        asked = questions(library, task, level, count, seed)
+        written = in_batches(write_by_threshold, network, asked, length_for(asked), batch_tokens)
+        found[f"{task}-{level}"] = measured(library, task, asked, written)["accuracy"]
+    print("by threshold, to find levels: " + ", ".join(f"{name} {one:.0%}" for name, one in found.items()), flush=True)
+    return found
+
+
+def nearest(right: Mapping[str, float]) -> dict[str, int]:
+    """The level of each task whose answers are right nearest to the middle of what can tell."""
+    order = sorted(right, key=lambda name: -abs(right[name] - sum(TELLING) / 2))
+    return {name.rpartition("-")[0]: int(name.rpartition("-")[2]) for name in order}  # the last one stays
+
+
 def continuations(library: Library, count: int) -> list[Problem]:
     """The beginnings of sentences in held-out books, all over them, and what the books really say next."""
     text, length = library.held_out["books"], PROMPT_LENGTH + TEXT_LENGTH
@@ -269,10 +308,14 @@ def evaluate(
     seconds: float | None = None,
     dtype: torch.dtype = torch.bfloat16,
     sizes: Mapping[str, Sequence[int]] | None = None,
+    scout: int | None = None,
+    enough: int | None = None,
 ) -> dict[str, Any]:
     """Measures, and writes evaluation.json, problems.json, samples.txt and the card.
 
-    sizes  {task: least and most}, where they are not those of the training
+    sizes   {task: least and most}, where they are not those of the training
+    scout   how many problems of a level threshold decoding answers, to find levels to begin with
+    enough  of a task, measure no further level if so many can tell
     """
     began = perf_counter()
     model, library = tenuto.load(str(checkpoint), device=device, dtype=dtype), load(data)
@@ -286,9 +329,16 @@ def evaluate(
     lessons = read_json(checkpoint / "loss.json", "training record") if (checkpoint / "loss.json").exists() else {}
     trained = levels(lessons.get("sizes"))
     every = trained | (levels(sizes) if sizes else {})
+    full_right: dict[str, float] = {}
+    found: dict[str, float] = {}
+    if scout:
+        every = levels(lessons.get("sizes"), FINE) | (levels(sizes, FINE) if sizes else {})
     if "books" not in library.held_out:
         every.pop("needles", None)  # which lie in books
-    for task, level, unit in ladder(record, every):
+    if scout:
+        time = None if seconds is None else seconds / 2
+        found = scouted(network, library, every, scout, seed + 1000, batch_tokens, time)
+    for task, level, unit in ladder(full_right, every, enough, nearest(found)):
         if seconds is not None and perf_counter() - began > seconds:
             print(f"{task} {level} and others are not measured: {seconds:.0f} s are over", flush=True)
             break
@@ -305,7 +355,8 @@ def evaluate(
             "above_threshold_per_step": full.ready,
             "threshold": measured(library, task, asked, fast),
         }
-        record[name]["verdict"] = verdict(record[name]["full"]["accuracy"])
+        full_right[name] = record[name]["full"]["accuracy"]
+        record[name]["verdict"] = verdict(full_right[name])
         posed[name] = asked
         one, two = record[name]["full"], record[name]["threshold"]
         print(
@@ -336,6 +387,7 @@ def evaluate(
         "precision": str(dtype).removeprefix("torch."),
         "seconds": round(perf_counter() - began, 1),
         "tasks": in_order(record),
+        **({"scouted": found, "scouted_problems": scout} if scout else {}),
         "provenance": made,
     }
     write_json(out / "evaluation.json", result)
@@ -394,6 +446,12 @@ def main(
     sizes: Annotated[
         list[str] | None, typer.Option("--task", help="Measure this task at other sizes than trained: reverse=8-20.")
     ] = None,
+    scout: Annotated[
+        int | None, typer.Option(min=1, help="Find levels by threshold decoding first, with so many problems of each.")
+    ] = None,
+    enough: Annotated[
+        int | None, typer.Option(min=1, help="Measure no further level of a task of which so many can tell.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; the checkpoint's directory if not given.")] = None,
 ) -> None:
     """Measure what the LLaDA has learnt, on problems it has not seen."""
@@ -409,6 +467,8 @@ def main(
         seconds,
         dtype,
         parse_sizes(sizes or []),
+        scout,
+        enough,
     )
     telling = [name for name, one in result["tasks"].items() if one["verdict"] == "can tell"]
     print(f"{len(telling)} of {len(result['tasks'])} levels can tell: {', '.join(telling)}; {result['seconds']} s")

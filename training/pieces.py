@@ -60,10 +60,11 @@ def pack_command(
     folders: Annotated[list[Path], typer.Argument(help="What to pack.")],
     out: Annotated[Path, typer.Option(help="Where the pieces go.")],
     skip: Annotated[list[str], typer.Option(help="A file or folder at the top to leave out.")] = [],  # noqa: B006
+    piece: Annotated[int, typer.Option(min=1, help="Bytes of a piece, at most.")] = PIECE,
 ) -> None:
     """Cut folders into pieces."""
     for folder in folders:
-        for path in pack(folder, out, tuple(skip)):
+        for path in pack(folder, out, tuple(skip), piece):
             print(f"{path.name}: {path.stat().st_size / 1e6:.1f} MB")
 
 

@@ -179,10 +179,15 @@ class Posing:
 
 
 def batches(
-    library: Library, made: Rows, part: int, seed: int, device: torch.device, lessons: Lessons
+    library: Library,
+    made: Rows,
+    part: int,
+    seed: int | torch.Generator,
+    device: torch.device,
+    lessons: Lessons,
 ) -> Iterator[list[Batch]]:
     """Batches without end, each of one part for every entry of the lessons' lengths, drawn on the device."""
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = seed if isinstance(seed, torch.Generator) else torch.Generator(device).manual_seed(seed)
     streams, longest = library.train, lessons.longest
     begins, starts = 0, {}
     for name, tokens in streams.items():

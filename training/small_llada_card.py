@@ -74,6 +74,24 @@ def examples(every: Mapping[str, tuple[tuple[int, ...], str]]) -> str:
     return "\n".join(f"    {line}" for line in lines)
 
 
+def quantised_section(record: dict[str, Any]) -> str:
+    """From the quantised.json that training.quantise wrote."""
+    made, (before, after) = record["provenance"], record["bytes"]
+    lines = [
+        f"| {name} | {one['problems']} | {one['right'][0]} | {one['right'][1]} | {one['same']} |"
+        for name, one in record["levels"].items()
+    ]
+    return (
+        "## Stored in 8 bits\n\n"
+        "All matrices are stored as int8 with a float16 scale for each row, everything else as float16: "
+        f"{after / 1e6:.1f} MB in place of {before / 1e6:.1f} MB. Loading multiplies them out. Any other evaluation on "
+        "this card is of the bfloat16 weights. Answers by threshold decoding, word for word:\n\n"
+        "| Level | Problems | Right, bfloat16 | Right, 8 bits | The same answer |\n|---|---|---|---|---|\n"
+        + "\n".join(lines)
+        + f"\n\nBy `{made['command']}` at commit {made['commit']} on {made['hardware']}.\n"
+    )
+
+
 def evaluation_section(record: dict[str, Any]) -> str:
     made = record["provenance"]
     rows = {

@@ -4,10 +4,13 @@ A batch has parts of as many tokens each, by default one of short rows, one of l
 choose the tasks, their sizes, the rows' lengths, and the blocks of another checkpoint to begin with. All layers but
 attention see a part as one long list of tokens, so each is compiled once for rows of every length. There is no
 attention mask: rows are filled with end-of-text, as LLaDA's are.
+
+With --keep-every the training's state is saved beside the weights (training.resuming): after a kill or Ctrl-C the same
+command goes on. The order of the rows' lengths then begins anew; everything else is as it was.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -47,6 +50,7 @@ from training.muon import MuonAndAdam, of_blocks
 from training.reasoning_rows import LENGTHS, Batch, Lessons, Posing, batches, parse_lengths, parse_shares, parse_sizes
 from training.reasoning_text import CONTEXT, DEFAULT_PATH, VOCABULARY, Library, load
 from training.recorded import Recorded
+from training.resuming import NAME, Resuming
 from training.train_llada import parse_config, write_config
 
 SHIPPED = LLaDAConfig(
@@ -187,11 +191,13 @@ def train_small(
     lessons: Lessons | None = None,
     layers: Sequence[int] | None = None,
     keep: Callable[[Trained], None] | None = None,
+    resuming: Resuming | None = None,
 ) -> Trained:
     """settings.batch counts tokens, of all parts together.
 
     layers  which blocks of `start` the network begins with, one for each of its own; all, if not given
     keep    saves what there is, every `settings.keep_every` seconds
+    resuming  where the training's state is saved then, and gone on from
     """
     if config.vocab_size != library.tokenizer.get_vocab_size():
         raise UsageError(f"The text has {library.tokenizer.get_vocab_size()} tokens, the model {config.vocab_size}.")
@@ -218,7 +224,9 @@ def train_small(
         f"{len(made.length):,} problems of {len(made.tokens):,} tokens made after {perf_counter() - began:.0f} s",
         flush=True,
     )
-    stream = batches(library, made, part, settings.seed, device, lessons)
+    generator = torch.Generator(device).manual_seed(settings.seed)
+    stream = batches(library, made, part, generator, device, lessons)
+    kept = None if resuming is None else replace(resuming, generators=[generator])
 
     optimizer = MuonAndAdam(network, of_blocks(network), settings.lr, settings.betas, settings.weight_decay, True)
     network.train()
@@ -232,7 +240,7 @@ def train_small(
         return gradients(next(stream)).requires_grad_()  # the gradients are there already
 
     # The layers are compiled already.
-    trained = train(network, loss_of, replace(settings, compile=False), optimizer, keep)
+    trained = train(network, loss_of, replace(settings, compile=False), optimizer, keep, kept)
     trained.compiled = computed.compiled
     cycle = [np.mean([flops(config, [length], part) for length in lengths]) for lengths in lessons.lengths]
     pace = trained.steps / max(trained.seconds, 1e-9)
@@ -253,6 +261,26 @@ def begun_with(state: dict[str, Tensor], layers: Sequence[int] | None) -> dict[s
     return chosen
 
 
+def resumed_at(
+    out: Path,
+    config: LLaDAConfig,
+    settings: Settings,
+    library: Library,
+    count: int,
+    before: dict[str, Any] | None,
+    lessons: Lessons,
+) -> Resuming:
+    """The state file of a training, and what the training depends on."""
+    own = {name: value for name, value in asdict(settings).items() if name not in ("keep_every", "compile")}
+    text = {name: len(tokens) for name, tokens in library.train.items()}
+    mark = {"text": text, "problems": count, "start": before and before["provenance"], **taught(lessons)}
+    return Resuming(out / NAME, {**own, **asdict(config), **mark})
+
+
+def taught(lessons: Lessons) -> dict[str, Any]:
+    return {"sizes": dict(lessons.sizes), "shares": dict(lessons.shares), "lengths": lessons.lengths}
+
+
 def save(
     out: Path,
     trained: Trained,
@@ -267,9 +295,8 @@ def save(
     write_text(out / "tokenizer.json", library.tokenizer.to_str(pretty=True))
     save_weights(out, trained.state)
     data = [f"{len(tokens):,} tokens of {name}" for name, tokens in library.train.items()]
-    posed = lessons or Lessons()
-    extra = {"sizes": dict(posed.sizes), "shares": dict(posed.shares), "lengths": posed.lengths}
-    save_record(out, trained, settings, ", ".join([*data, "made-up problems"]), before, extra)
+    told = ", ".join([*data, "made-up problems"])
+    save_record(out, trained, settings, told, before, taught(lessons or Lessons()))
 
 
 def main(
@@ -300,7 +327,7 @@ def main(
     max_steps: MaxSteps = None,
     keep_every: KeepEvery = None,
 ) -> None:
-    """Train a LLaDA on books, code and problems. Ctrl-C ends the training early and saves what it has."""
+    """Train a LLaDA on books, code and problems. Ctrl-C saves what there is; with --keep-every the command goes on."""
     lessons = Lessons()
     if sizes:
         lessons = replace(lessons, sizes=parse_sizes(sizes))
@@ -315,11 +342,18 @@ def main(
 
     # Read now: a training that goes on in its own folder overwrites the record.
     before = None if start is None else read_json(start / "loss.json", "training record")
+    resuming: Resuming | None = resumed_at(out, llada, settings, library, problems, before, lessons)
+    if start is not None and start.resolve() == out.resolve():
+        resuming = None  # what it began with is overwritten
 
     def keep(trained: Trained) -> None:
         save(out, trained, llada, settings, library, before, lessons)
 
-    keep(train_small(library, llada, settings, torch.device(device), problems, start, lessons, blocks, keep))
+    where = torch.device(device)
+    trained = train_small(library, llada, settings, where, problems, start, lessons, blocks, keep, resuming)
+    keep(trained)
+    if resuming is not None:
+        resuming.finish(trained.interrupted)
 
 
 if __name__ == "__main__":

@@ -121,6 +121,7 @@ def test_levels_that_can_tell_are_chosen_of_every_task_first() -> None:
 
     tasks = {"a": one("a", 1, 0.99), "b": one("a", 2, 0.9), "c": one("a", 3, 0.78), "d": one("b", 1, 0.7)}
     assert text_frontier.telling({"tasks": tasks}) == [("a", 2), ("a", 3), ("b", 1)]
+    assert text_frontier.telling({"tasks": tasks}, most=2) == [("a", 3), ("b", 1)]
     assert text_frontier.telling({"tasks": {"a": tasks["a"]}}) == [("a", 1)]
     assert text_frontier.named_levels(["sort-4", "code-1"]) == [("code", 1), ("sort", 4)]
     for wrong in ("sort", "verbs-1", "sort-0"):

@@ -4,9 +4,11 @@ import json
 import operator
 import random
 import re
+import shutil
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from tenuto.models import load
 from tenuto.models.llada import LLaDA, LLaDAConfig
 from tenuto.sampling.masked import generate_tokens
 from training import evaluate_small_llada as evaluation
-from training import loop, reasoning_text, safe_code
+from training import loop, quantise, reasoning_text, safe_code
 from training import reasoning_rows as rows
 from training import reasoning_tasks as tasks
 from training import train_small_llada as small
@@ -369,7 +371,7 @@ def test_evaluation_writes_what_benchmarks_need(
     checkpoint: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = {"sums": ((4,), "digits"), "needles": ((256,), "tokens")}
-    monkeypatch.setattr(evaluation, "levels", lambda trained: dict(few))
+    monkeypatch.setattr(evaluation, "levels", lambda trained, steps=8: dict(few))
     monkeypatch.setattr(evaluation, "STORED", 2)
     monkeypatch.setattr(evaluation, "TEXT_LENGTH", 32)
     monkeypatch.setattr(evaluation, "TEXT_ROWS", 2)
@@ -387,6 +389,70 @@ def test_evaluation_writes_what_benchmarks_need(
     assert "# LLaDA on made-up reasoning" in card and "PSF licence" not in card
     late = evaluation.evaluate(checkpoint, data, 2, CPU, 0, 4096, tmp_path, seconds=0.0, dtype=torch.float32)
     assert not late["tasks"]
+
+
+def test_levels_are_found_by_threshold_decoding_first(
+    network: LLaDA, library: reasoning_text.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def right_up_to(library: Any, task: str, questions: Any, written: Any) -> dict[str, float]:
+        size = len(questions[0].posed.key.split())
+        asked.append(f"{task}-{size}")
+        return {"accuracy": 1.0 if size < 9 else 0.8 if size < 11 else 0.1}
+
+    monkeypatch.setattr(evaluation, "measured", right_up_to)
+    every = {"sort": (tuple(range(2, 30)), "numbers")}
+    found = evaluation.scouted(network, library, every, 2, 0, 4096, None)
+    assert list(found) == asked and len(asked) <= 5 and evaluation.nearest(found)["sort"] in (9, 10)
+    assert not evaluation.scouted(network, library, every, 2, 0, 4096, -1.0)
+    start = next(evaluation.ladder({}, every, 1, {"sort": 9}))
+    assert start == ("sort", 9, "numbers")
+    assert not list(evaluation.ladder({"sort-9": 0.8}, every, enough=1, first={"sort": 9}))
+    further = next(evaluation.ladder({"sort-9": 0.3}, every, enough=1, first={"sort": 9}))
+    assert 2 <= further[1] < 9
+
+
+def test_weights_in_8_bits_load_as_a_llada_and_the_loss_is_told(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "levels", lambda trained, steps=8: {"sums": ((2,), "digits")})
+    copied = Path(shutil.copytree(checkpoint, tmp_path / "trained"))
+    evaluation.evaluate(copied, copied / "tokenizer.json", 2, CPU, 0, 4096, copied)
+    quantise.main(copied, tmp_path / "small", samples=2, batch_tokens=4096, device="cpu", seed=0)
+    one, other = (load(str(path)).network.state_dict() for path in (copied, tmp_path / "small"))
+    for name, value in one.items():
+        assert (value.float() - other[name].float()).abs().max() <= value.float().abs().max() / 100, name
+    record = json.loads((tmp_path / "small" / "quantised.json").read_text())
+    assert record["levels"]["sums-2"]["problems"] == 2 and record["bytes"][1] < record["bytes"][0]
+    assert "## Stored in 8 bits" in (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_training_that_was_killed_goes_on_as_if_nothing_had_happened(
+    library: reasoning_text.Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "READ_EVERY", 1)
+    lessons = rows.Lessons(rows.parse_sizes(["sums=1-3"]), rows.parse_lengths("24"))
+    settings = loop.Settings(1e9, lessons.smallest_part, compile=False, max_steps=3, keep_every=0.0)
+    alone = library._replace(train={}, held_out={})
+    state = small.resumed_at(tmp_path, TINY, settings, alone, 40, None, lessons)
+
+    def train(resuming: Any, keep: Any = None) -> loop.Trained:
+        return small.train_small(alone, TINY, settings, CPU, 40, lessons=lessons, keep=keep, resuming=resuming)
+
+    class Killed(Exception):
+        pass
+
+    def kill(trained: loop.Trained) -> None:
+        if trained.steps == 2:  # what the first step saved stays
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(state, kill)
+    again, whole = train(state), train(None)
+    assert again.steps == whole.steps == 3 and again.resumed == 1
+    for name, value in whole.state.items():
+        torch.testing.assert_close(again.state[name], value)
 
 
 def test_configs_that_are_too_short_are_refused() -> None:
