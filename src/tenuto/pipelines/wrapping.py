@@ -7,7 +7,14 @@ from typing import Any
 
 from torch import nn
 
-from tenuto.runtime.private_torch import COMPILED, inner_module, parts_of, recordable_call, runs_compiled, uncompiled_call
+from tenuto.runtime.private_torch import (
+    COMPILED,
+    inner_module,
+    parts_of,
+    recordable_call,
+    runs_compiled,
+    uncompiled_call,
+)
 
 
 class Replacement:
