@@ -8,5 +8,6 @@ building   a pipeline with random weights, made on the device
 ways       what is done to a pipeline before it draws: nothing, torch.compile, Tenuto, a peer
 planning   which rows, in which order, and how long each will take
 measuring  one row: seconds, evaluations, memory, and what would be ideal
+rounds     rows measured in rounds, and the interval of their ratio
 report     the table
 """

@@ -15,7 +15,8 @@ import typer
 from benchmarks.end_to_end.building import CASES, Built, Case, build, free
 from benchmarks.end_to_end.measuring import Row, measure, reason
 from benchmarks.end_to_end.planning import Book, expected, in_order, least_seconds, plan_for
-from benchmarks.end_to_end.ways import BASE, COMPILED, TURNS, Way
+from benchmarks.end_to_end.rounds import by_rounds
+from benchmarks.end_to_end.ways import BASE, COMPILED, TURNS, Plan, Way
 from benchmarks.places import results_of, use_packages
 from scripts.command_line import run
 from tenuto.errors import UsageError
@@ -46,6 +47,8 @@ def main(
     compiled: Annotated[
         list[str] | None, typer.Option(help="Cases with compiled rows; by default all, or none.")
     ] = None,
+    way: Annotated[list[str] | None, typer.Option(help="Only these rows, by their names in the table.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Measure all rows of a pipeline, then all again, so often.")] = 1,
     repeats: Annotated[int, typer.Option(min=1, help="Pictures timed after the first one, if they are quick.")] = 3,
     seconds: Annotated[float, typer.Option(help="Stop before a row that would end later than this.")] = float("inf"),
     frames: Annotated[int, typer.Option(help="Of the clip that Wan draws.")] = 33,
@@ -77,7 +80,8 @@ def main(
     for turn in range(TURNS):
         for number, cases in enumerate(pipelines):
             rows = in_order(cases, turn, *asked)
-            rows = [(case, way) for case, way in rows if again or book.find(case.name, way.name) is None]
+            rows = [one for one in rows if way is None or one[1].name in way]
+            rows = [(case, one) for case, one in rows if again or book.find(case.name, one.name) is None]
             later = 0.0 if turn else sum(least_seconds(one, book, repeats) for one in pipelines[number + 1 :] if one)
             deadline = started + seconds - later
             if not rows:
@@ -94,7 +98,10 @@ def main(
                 free(where)
                 continue
             print(f"{built.design.title}: built in {time.perf_counter() - began:.1f} s", flush=True)
-            for row in measured(rows, built, book, repeats, deadline, steps, tiny):
+            found = measured(rows, built, book, repeats, deadline, steps, tiny)
+            if rounds > 1:
+                found = in_rounds(rows, built, book, repeats, rounds, deadline, steps, tiny)
+            for row in found:
                 book.add(row)
                 print(line(row), flush=True)
             del built
@@ -118,11 +125,40 @@ def measured(
             continue
         compiled |= way.compiled
         row = measure(case, way, built, plan, repeats, base)
-        untouched = book.find(case.name, BASE.name)
-        whole = row.seconds if untouched is None else untouched.seconds
-        if row.seconds and whole and (untouched is not None or way is BASE):
-            row.speedup = whole / row.seconds
+        compare_to_untouched(row, book)
         yield row
+
+
+def in_rounds(
+    rows: list[tuple[Case, Way]],
+    built: Built,
+    book: Book,
+    repeats: int,
+    rounds: int,
+    deadline: float,
+    few: int | None,
+    tiny: bool,
+) -> Iterator[Row]:
+    """The same rows in rounds: first those that are not compiled, because what was compiled stays compiled."""
+
+    def plan_of(case: Case, way: Way) -> Plan:
+        return plan_for(case, way, few or case.steps, book, tiny)
+
+    def base_of(case: Case, way: Way) -> Row | None:
+        return book.find(case.name, (COMPILED if way.compiled else BASE).name)
+
+    for on_compiled in (False, True):
+        taking = [one for one in rows if one[1].compiled == on_compiled]
+        for row in by_rounds(taking, built, plan_of, base_of, repeats, rounds, deadline):
+            compare_to_untouched(row, book)
+            yield row
+
+
+def compare_to_untouched(row: Row, book: Book) -> None:
+    untouched = book.find(row.case, BASE.name)
+    whole = row.seconds if untouched is None else untouched.seconds
+    if row.seconds and whole and (untouched is not None or row.way == BASE.name):
+        row.speedup = whole / row.seconds
 
 
 def line(row: Row) -> str:

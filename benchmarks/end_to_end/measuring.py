@@ -31,6 +31,7 @@ class Row:
     computed_steps: list[int] | None = None
     seconds: float | None = None  # of one picture; the median
     spread: float | None = None  # (slowest − fastest) / median
+    round_seconds: list[float] | None = None  # of each round, if rows were measured in rounds; the median
     repeats: int = 0
     first_seconds: float | None = None  # of the first picture, in which things are compiled; perhaps with few steps
     text_seconds: float | None = None
@@ -56,8 +57,21 @@ def warms_up_in_full(way: Way) -> bool:
 
 def measure(case: Case, way: Way, built: Built, plan: Plan, repeats: int, base: Row | None) -> Row:
     """base: the row in which everything is computed, compiled if this one is."""
+    row = empty_row(case, way, built, plan)
+    runs = drawn(row, way, built, plan, repeats)
+    if runs:
+        fill(row, runs)
+        compare(row, row if row.kind == "base" else base)
+    return row
+
+
+def empty_row(case: Case, way: Way, built: Built, plan: Plan) -> Row:
     setting = f"{built.size}, {plan.steps} steps"
-    row = Row(case.name, way.name, way.kind, case.design.title, setting, plan.steps, plan.evaluations, note=way.note)
+    return Row(case.name, way.name, way.kind, case.design.title, setting, plan.steps, plan.evaluations, note=way.note)
+
+
+def drawn(row: Row, way: Way, built: Built, plan: Plan, repeats: int) -> list[Generation]:
+    """Attach a way, draw pictures, and detach it. The row learns the rest; if the way fails, it learns why."""
     on_gpu = built.device.type == "cuda"
     free(built.device)
     if on_gpu:
@@ -69,29 +83,27 @@ def measure(case: Case, way: Way, built: Built, plan: Plan, repeats: int, base: 
         try:
             with way.attach(built, plan, recorder):
                 few = None if warms_up_in_full(way) else WARM_UP
-                row.first_seconds = recorder.generate(way.kind != "peer", False, few).seconds
+                first = recorder.generate(way.kind != "peer", False, few).seconds
                 runs = [recorder.generate(way.kind != "peer", everything) for _ in range(repeats)]
         except Exception as error:  # a peer may fail in any way; the others are to be measured nonetheless
             row.why = reason(error)
             with suppress(Exception):
                 free(built.device)
-            return row
+            return []
     if way.kind == "tenuto":
         spoken = [str(one.message) for one in said]
         slower = [one for one in spoken if "slower path" in one or "Everything is computed" in one]
         row.note = "; ".join(dict.fromkeys(slower))
     row.graphs = recorder.graphs
-    if on_gpu:
-        row.peak_gib, row.reserved_gib = (
-            torch.cuda.max_memory_allocated() / GIB,
-            torch.cuda.max_memory_reserved() / GIB,
-        )
-    fill(row, runs, everything)
-    compare(row, row if everything else base)
-    return row
+    if row.first_seconds is None:  # in later rounds, memory that other ways left behind would count
+        row.first_seconds = first
+        if on_gpu:
+            row.peak_gib = torch.cuda.max_memory_allocated() / GIB
+            row.reserved_gib = torch.cuda.max_memory_reserved() / GIB
+    return runs
 
 
-def fill(row: Row, runs: list[Generation], everything: bool) -> None:
+def fill(row: Row, runs: list[Generation]) -> None:
     """The medians of the generations that were timed, and what the last of them computed."""
     times = sorted(run.seconds for run in runs)
     row.seconds, row.repeats = statistics.median(times), len(times)
@@ -101,7 +113,7 @@ def fill(row: Row, runs: list[Generation], everything: bool) -> None:
     row.vae_seconds = statistics.median(run.rest for run in runs)
     last = runs[-1]
     row.computed_steps, row.evaluations, row.calls = list(last.computed), len(last.computed), last.calls
-    if everything:
+    if row.kind == "base":
         row.denoiser_seconds = statistics.median(run.denoiser for run in runs)
     held = [run.steps[step] for run in runs for step in range(row.steps) if step not in run.computed]
     if held:

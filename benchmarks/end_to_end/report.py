@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.end_to_end.rounds import ratio_of
 from tenuto.provenance import origin
 
 KINDS = ("base", "tenuto", "peer")
@@ -14,7 +15,8 @@ HEAD = (
 LEGEND = """\
 Whole pipelines with random weights: text encoders, loop and VAE (`output_type="pt"`), one picture or clip. Text \
 encoders and VAEs have their published sizes; a stand-in for each tokenizer makes up the ids of 50 words. \
-Seconds are medians after one picture that is not counted; ± is (slowest − fastest) / median. Evaluations are \
+Seconds are medians after one picture that is not counted; ± is (slowest − fastest) / median. Rows that were measured \
+in rounds have the 95 % interval of their ratio in brackets, from the seconds of the same rounds. Evaluations are \
 the steps at which the network was computed, counted by a hook and as replays of CUDA graphs. Ideal: the \
 evaluations of the row, each as long as in the row in which everything is computed (compiled, if the row is), \
 and the rest of that row. Peers are made to compute as many steps as Tenuto, the same steps if their settings \
@@ -36,9 +38,28 @@ def tables(known: Mapping[str, Any]) -> str:
         lines += [f"{one}\n" for one in (verdict(rows),) if one]
         lines.append(HEAD)
         peak = next((row["peak_gib"] for row in rows if row["way"] == "untouched"), None)
-        lines += [line(row, peak) for row in rows]
-        lines.append(f"\n{origin(known['provenance'][case])}")
+        lines += [line(row, peak, base_of(row, rows)) for row in rows]
+        lines += origins(case, rows, known["provenance"])
     return "\n".join(lines) + "\n"
+
+
+def origins(case: str, rows: Sequence[Mapping[str, Any]], known: Mapping[str, Any]) -> list[str]:
+    """Where the rows of a case come from: those of one run together."""
+    ways: dict[str, list[str]] = {}
+    for row in rows:
+        own = known.get(f"{case}: {row['way']}")
+        ways.setdefault(origin(own or known[case]), []).append(row["way"])
+    if len(ways) == 1:
+        return [f"\n{one}" for one in ways]
+    most = max(ways, key=lambda one: len(ways[one]))
+    own = [f"\n{', '.join(names)}: {one}" for one, names in ways.items() if one != most]
+    return [*own, f"\n{'The others' if own else ''}: {most}"]
+
+
+def base_of(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The row in which everything is computed, compiled if this one is."""
+    name = "compiled" if "compiled" in row["way"] else "untouched"
+    return next((one for one in rows if one["way"] == name and one is not row), None)
 
 
 def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -54,7 +75,7 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
         gain = quick["seconds"] / row["seconds"] - 1
         said.append(
             f"{row['way']}: {row['seconds']:.3f} s. The quickest peer is {quick['way']} with {quick['seconds']:.3f} s "
-            f"({abs(gain):.1%} {'more' if gain >= 0 else 'less'})."
+            f"({abs(gain):.1%} {'more' if gain >= 0 else 'less'}{between(ratio_of(quick, row))})."
         )
         if row["peak_gib"] is not None:
             lean = min(rivals, key=lambda peer: float(peer["peak_gib"]))
@@ -65,7 +86,23 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
     return " ".join(said)
 
 
-def line(row: Mapping[str, Any], untouched_gib: float | None = None) -> str:
+def between(ratio: tuple[float, float, float] | None) -> str:
+    """What the rounds say of it."""
+    if ratio is None:
+        return ""
+    return f"; in rounds {ratio[0] - 1:+.1%}, with 95 % confidence {ratio[1] - 1:+.1%} to {ratio[2] - 1:+.1%}"
+
+
+def of_ideal(row: Mapping[str, Any], base: Mapping[str, Any] | None) -> str:
+    """With its interval, if it was measured in rounds with the row that has everything computed."""
+    ratio = None if base is None or not row["ideal_seconds"] else ratio_of(row, base)
+    if ratio is None or base is None:
+        return shown(row["ratio_to_ideal"], "{:.3f}")
+    middle, low, high = (one * base["seconds"] / row["ideal_seconds"] for one in ratio)
+    return f"{middle:.3f} ({low:.3f}–{high:.3f})"
+
+
+def line(row: Mapping[str, Any], untouched_gib: float | None = None, base: Mapping[str, Any] | None = None) -> str:
     note = "" if row["graphs"] and "reserved" in row["note"] else row["note"]  # it has a column
     remarks = "; ".join(one for one in (row["why"], note) if one).replace("|", "/")
     if row["seconds"] is None:
@@ -78,7 +115,7 @@ def line(row: Mapping[str, Any], untouched_gib: float | None = None) -> str:
         "" if row["repeats"] < 2 else f"{row['spread']:.1%}",
         shown(row["speedup"], "{:.2f}×"),
         shown(row["ideal_seconds"], "{:.3f}"),
-        shown(row["ratio_to_ideal"], "{:.3f}"),
+        of_ideal(row, base),
         shown(row["text_seconds"], "{:.3f}"),
         shown(row["loop_seconds"], "{:.3f}"),
         shown(row["vae_seconds"], "{:.3f}"),

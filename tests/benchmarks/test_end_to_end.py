@@ -14,6 +14,7 @@ from benchmarks.end_to_end.measuring import Row, compare, measure
 from benchmarks.end_to_end.planning import Book, expected, in_order, least_seconds
 from benchmarks.end_to_end.recording import Recorder
 from benchmarks.end_to_end.report import tables, verdict
+from benchmarks.end_to_end.rounds import ratio_of
 from benchmarks.end_to_end.ways import BASE, Plan, Way, intervals, ways, with_tenuto
 from tenuto.errors import UsageError
 
@@ -131,3 +132,25 @@ def test_a_row_without_numbers_says_why_in_the_table() -> None:
     table = tables({"provenance": {"flux-28": MADE}, "rows": [row]})
     cells = next(line for line in table.splitlines() if "a/b" in line)
     assert "does not run" in cells and cells.count("|") == 17
+
+
+def test_rows_measured_in_rounds_have_an_interval_and_their_own_provenance(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    first = Book(out, {**MADE, "commit": "older"})
+    first.add(Row("sd3", "Tenuto 34%", "tenuto", "SD3", "32×32, 12 steps"))
+    names = ["untouched", "Tenuto 25%", "diffusers MagCache 25%"]
+    asked: dict[str, Any] = {"only": ["sd3"], "peers": ["sd3"], "way": names, "steps": 12}
+    end_to_end.main(out=out, rounds=3, repeats=1, tiny=True, device="cpu", **asked)
+    rows = {row["way"]: row for row in json.loads(out.read_text())["rows"]}
+    assert set(rows) == {*names, "Tenuto 34%"}
+    assert all(len(rows[name]["round_seconds"]) == rows[name]["repeats"] == 3 for name in names)
+    assert rows["diffusers MagCache 25%"]["computed_steps"] == rows["Tenuto 25%"]["computed_steps"]
+    table = out.with_suffix(".md").read_text()
+    assert "; in rounds " in table and "Tenuto 34%: `…` at older" in table and table.count("–") >= 2
+
+
+def test_the_interval_of_a_ratio_contains_it_and_needs_the_same_three_rounds() -> None:
+    one, other = {"round_seconds": [1.0, 2.0, 1.5]}, {"round_seconds": [1.1, 2.2, 1.6]}
+    ratio = ratio_of(other, one)
+    assert ratio is not None and ratio[1] < ratio[0] < ratio[2] and ratio[0] == pytest.approx(1.089, abs=1e-3)
+    assert ratio_of(other, {"round_seconds": [1.0, 2.0]}) is None and ratio_of({}, one) is None

@@ -178,6 +178,22 @@ def test_a_compiled_denoiser_is_held_by_its_output() -> None:
         draw(pipe, "dit")
 
 
+def test_graphs_record_what_torch_compiled_unless_it_has_graphs_of_its_own() -> None:
+    def mode_of(**how: Any) -> str:
+        pipe = tiny("dit")
+        pipe.transformer.transformer_blocks[0].compile(**how)
+        with tenuto.accelerated(pipe):
+            (denoiser,) = pipe._tenuto.denoisers
+            return denoiser.evaluator()._executor.mode
+
+    assert mode_of() == mode_of(mode="max-autotune-no-cudagraphs") == "auto"
+    assert mode_of(mode="reduce-overhead") == mode_of(backend="eager") == "skip"
+    pipe = tiny("dit")
+    pipe.transformer = torch.compile(pipe.transformer, mode="max-autotune")
+    with pytest.raises(UsageError, match="leave mode and compiled out"):
+        tenuto.enable(pipe, mode="jagged")
+
+
 @pytest.mark.parametrize("first", ["enabled", "offloaded"])
 @pytest.mark.parametrize("family", ["sd1", "wan"])
 def test_offloading_before_and_after(family: str, first: str) -> None:

@@ -182,3 +182,16 @@ def test_on_a_gpu_graphs_are_recorded_and_recorded_anew_when_weights_change(fami
     tenuto.disable(pipe)
     torch.testing.assert_close(draw(pipe, family), changed, atol=1e-3, rtol=0)
     assert not torch.allclose(changed, full, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_blocks_that_torch_compiled_are_recorded_too() -> None:
+    pipe = tiny("sdxl").to("cuda")
+    full = draw(pipe, "sdxl")
+    for block in [part for part in pipe.unet.modules() if type(part).__name__ == "BasicTransformerBlock"]:
+        block.compile()
+    for mode in ("auto", "jagged"):
+        with tenuto.accelerated(pipe, 1.0, mode=mode):
+            for _ in range(2):
+                torch.testing.assert_close(draw(pipe, "sdxl"), full, atol=1e-3, rtol=0)
+            assert tenuto.summary(pipe).graphs > 0

@@ -14,7 +14,7 @@ from tenuto.laboratory import offered
 from tenuto.models.diffusers.live_weights import weights_seen
 from tenuto.models.diffusers.private_diffusers import has_hooks
 from tenuto.pipelines.request import Request
-from tenuto.pipelines.wrapping import Replacement, is_compiled, through
+from tenuto.pipelines.wrapping import Replacement, is_compiled, is_recordable, through
 from tenuto.runtime.executor import Executor, Executors, Generation, Mode
 from tenuto.runtime.private_torch import COMPILED, inner_module
 from tenuto.runtime.residual import Residual
@@ -30,10 +30,13 @@ def foreign_hand(module: nn.Module) -> str | None:
     """Which other code runs a denoiser's blocks in its own way; None if there is none."""
     if is_compiled(module):
         return "was compiled by torch.compile"
+    return "has hooks of diffusers on its blocks (group offloading, casting, a cache)" if hooked(module) else None
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether diffusers has hooks on a denoiser's blocks."""
     inner = inner_module(module)
-    if any(has_hooks(part) for part in inner.modules() if part is not inner):
-        return "has hooks of diffusers on its blocks (group offloading, casting, a cache)"
-    return None
+    return any(has_hooks(part) for part in inner.modules() if part is not inner)
 
 
 def kind_of_denoiser(request: Request) -> "type[Denoiser]":
@@ -64,7 +67,8 @@ class Denoiser:
         if isinstance(vars(outer).get(COMPILED), Replacement) and not shared:
             raise UsageError(f"The {name} is enabled already, here or in another pipeline; disable that one first.")
         self._compiled = is_compiled(outer)
-        self._foreign = foreign_hand(outer)  # other code in its blocks, which is not recorded
+        self._foreign = foreign_hand(outer)  # other code in its blocks
+        self._recorded = self._foreign is None or (self._compiled and not hooked(outer) and is_recordable(outer))
         self._decide()
 
     @classmethod
@@ -92,7 +96,7 @@ class Denoiser:
         self.seen = self._weights_seen()
         self.subject = self._subject()
         example = request.given or request.schedule(self.subject, 50)  # refuses what makes no sense
-        if self._foreign and (request.compiled or request.mode not in ("auto", "skip")):
+        if self._foreign and (request.compiled or not (self._recorded or request.mode in ("auto", "skip"))):
             raise UsageError(f"The {self.name} {self._foreign}: leave mode and compiled out.")
         self._executor(example, request.mode, request.compiled)  # refuses what cannot be run
 
@@ -178,7 +182,7 @@ class Denoiser:
         return self.executor(schedule, lane).start()
 
     def _executor(self, schedule: Schedule, mode: Mode, compiled: bool) -> Executor:
-        if self._foreign and mode == "auto":
+        if not self._recorded and mode == "auto":
             mode = "skip"
         return Executor(self._network, schedule, mode=mode, compiled=compiled, module=self.module)
 

@@ -7,7 +7,14 @@ from typing import Any
 
 from torch import nn
 
-from tenuto.runtime.private_torch import COMPILED, inner_module, runs_compiled, uncompiled_call
+from tenuto.runtime.private_torch import (
+    COMPILED,
+    inner_module,
+    parts_of,
+    recordable_call,
+    runs_compiled,
+    uncompiled_call,
+)
 
 
 class Replacement:
@@ -77,11 +84,21 @@ def through(module: nn.Module, wrapper: Callable[..., Any]) -> AbstractContextMa
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether torch.compile was applied to a module: as a whole, in place, or block by block."""
-    return inner_module(module) is not module or any(_compiled_in_place(part) for part in module.modules())
+    return next(_compiled_calls(module), None) is not None
 
 
-def _compiled_in_place(module: nn.Module) -> bool:
-    call = getattr(module, COMPILED, None)
-    while isinstance(call, Replacement):
-        call = call.original
-    return runs_compiled(call)
+def is_recordable(module: nn.Module) -> bool:
+    """Whether CUDA graphs can record a module as far as torch.compile is concerned."""
+    return all(recordable_call(call) for call in _compiled_calls(module))
+
+
+def _compiled_calls(module: nn.Module) -> Iterator[Any]:
+    """What torch.compile made of a module and of its parts."""
+    if inner_module(module) is not module:
+        yield module
+    for part in parts_of(module):
+        call = vars(part).get(COMPILED)
+        while isinstance(call, Replacement):
+            call = call.original
+        if call is not None and runs_compiled(call):
+            yield call

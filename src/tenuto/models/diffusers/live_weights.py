@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from tenuto.runtime.private_torch import version_of
+from tenuto.runtime.private_torch import parts_of, version_of
 
 
 def weights_seen(module: nn.Module, values: bool) -> tuple[object, ...]:
@@ -17,7 +17,7 @@ def weights_seen(module: nn.Module, values: bool) -> tuple[object, ...]:
     """
     tensors: list[Tensor] = []
     adapters: list[tuple[object, ...]] = []
-    for number, layer in enumerate(module.modules()):
+    for number, layer in enumerate(parts_of(module)):
         own = vars(layer)
         tensors += [one for one in own["_parameters"].values() if one is not None and not one.is_meta]
         if isinstance(scaling := own.get("scaling"), dict):
