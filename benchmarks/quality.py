@@ -28,7 +28,7 @@ from tenuto.provenance import origin, provenance
 from tenuto.quality import PEAK
 from tenuto.sampling.pictures import generate
 from tenuto_lab.frontier.cases import asked_for
-from tenuto_lab.result_files import ORIGIN, both, makes, read_result, shaped
+from tenuto_lab.result_files import ORIGIN, both, fields, listed, makes, read_result, shaped, whole
 
 NETWORKS = ("tiny-dit", "tiny-sdxl", "tiny-uvit", "natural-dit")
 CHOSEN_BY = ("tiny-dit", "tiny-sdxl")
@@ -73,7 +73,7 @@ def summary(record: dict[str, Any]) -> str:
     lines += [
         "",
         f"*Reached* counts the results that are at most {WITHIN:g} dB below what was asked. "
-        f"{record['samples']} samples each. {origin(record['provenance'])}",
+        + " ".join(_origins(record)),
         "",
         "| network | guidance | solver, steps | asked | evaluations | mean | lowest | estimated, mean | reached |",
         "|---|---:|---|---:|---:|---:|---:|---:|---:|",
@@ -99,6 +99,19 @@ def summary(record: dict[str, Any]) -> str:
         if names:
             said.append(f"{', '.join(names)} ({name}): {sum(good[chosen])} of {len(good[chosen])} reached.")
     return "\n".join([*lines[:2], " ".join(said), "", *lines[2:], "", *trust(record["cases"]), ""])
+
+
+def _origins(record: dict[str, Any]) -> list[str]:
+    """Where the cases come from. Older cases have no origin of their own, but the file's."""
+    made: dict[str, list[str]] = {}
+    for case in record["cases"]:
+        of = case if "provenance" in case else record
+        if "provenance" in of and "samples" in of:
+            about = f"{of['samples']} samples each. {origin(of['provenance'])}"
+            made.setdefault(about, []).append(case["network"])
+    if len(made) == 1:
+        return list(made)
+    return [f"{', '.join(dict.fromkeys(names))}: {about}." for about, names in made.items()]
 
 
 def trust(cases: list[dict[str, Any]]) -> list[str]:
@@ -128,24 +141,11 @@ def trust(cases: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+ROW = {"asked": float | None, "evaluations": int, "seed": int, "estimated": float | None, "reached": float}
+CASE = {"network": str, "guidance": float, "solver": str, "steps": int, "rows": [ROW]}
+MADE = {"samples": whole(), "provenance": shaped(ORIGIN)}  # of the file, or of a case that says so itself
 RECORD = both(
-    shaped(
-        {
-            "samples": int,
-            "provenance": ORIGIN,
-            "cases": [
-                {
-                    **{"network": str, "guidance": float, "solver": str, "steps": int},
-                    "rows": [
-                        {
-                            **{"asked": float | None, "evaluations": int, "seed": int},
-                            **{"estimated": float | None, "reached": float},
-                        }
-                    ],
-                }
-            ],
-        }
-    ),
+    fields({"cases": listed(both(shaped(CASE), fields({}, MADE, others=True)))}, MADE, others=True),
     makes(summary),
 )
 
@@ -166,7 +166,7 @@ def main(
     """Ask for qualities on every network, and write what was reached."""
     began = time.monotonic()
     record: dict[str, Any] = read_result(out, "table of qualities", RECORD) if out.is_file() else {"cases": []}
-    record |= {"provenance": provenance(device), "samples": samples}
+    made = {"provenance": provenance(device), "samples": samples}
     done = {(case["network"], case["guidance"], case["solver"], case["steps"]) for case in record["cases"]}
     for name in only or NETWORKS:
         model = own_network(name, device)
@@ -177,7 +177,7 @@ def main(
                         continue
                     rows = measure(model, scale, by, count, list(asked or ASKED), samples)
                     case = {"network": name, "guidance": scale, "solver": by, "steps": count, "rows": rows}
-                    record["cases"].append(case)
+                    record["cases"].append({**case, **made})
                     write_json(out, record)
                     write_text(out.with_suffix(".md"), summary(record))
                     brief = [(row["asked"], row["evaluations"], row["reached"]) for row in rows if not row["seed"]]

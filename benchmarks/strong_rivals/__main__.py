@@ -54,6 +54,7 @@ class Asked:
     counts: tuple[int, ...]
     among: tuple[str, ...] | None  # settings of solvers; None: all
     ours_only: bool = False
+    timed: bool = True  # False: other work ran on the device, so no seconds are kept
 
     def missing(self, rows: Mapping[str, Any]) -> list[tuple[int, str]]:
         """The numbers of evaluations and the ways that have no row yet."""
@@ -97,6 +98,8 @@ def measure_case(
     for count, name in asked.missing(rows):
         points = scene.ours(count) if name == TENUTO else scene.rival(name, count, asked.among)
         found = scene.best(points)
+        if not asked.timed:
+            found = {way: _untimed(one) for way, one in found.items()}
         known = rows.get(str(count), {})
         rows[str(count)] = (
             found | {way: known[way] for way in known if way not in found} if name == TENUTO else known | found
@@ -110,6 +113,13 @@ def measure_case(
         progress.add(asked.cost(count, name))
         print(f"{case}, {count} evaluations, {name}: {nearest(found)}; {progress}", flush=True)
         save()
+
+
+def _untimed(way: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: {name: number for name, number in one.items() if name != "seconds"} if key in GOALS else one
+        for key, one in way.items()
+    }
 
 
 def nearest(found: Mapping[str, Any]) -> str:
@@ -161,6 +171,7 @@ def main(
     ] = False,
     rivals_only: Annotated[bool, typer.Option("--rivals-only", help="Leave Tenuto out.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure rows that the file holds again.")] = False,
+    beside: Annotated[bool, typer.Option("--beside", help="Other work runs on this device, so keep no times.")] = False,
 ) -> None:
     """Measure every rival at its best."""
     if settings not in ("all", "winners"):
@@ -179,7 +190,11 @@ def main(
     among = settings_that_won(record) if settings == "winners" else None
     names = tuple(rivals or (NAMES if among is None else _solvers_of(among)))
     asked = Asked(
-        names if rivals_only else (TENUTO, *names), tuple(evaluations or EVALUATIONS), among, ours_only=ours_only
+        names if rivals_only else (TENUTO, *names),
+        tuple(evaluations or EVALUATIONS),
+        among,
+        ours_only=ours_only,
+        timed=not beside,
     )
     scales: list[float | None] = [*guidances] if guidances else [None]
     cases = [(name, scale) for name in only or NETWORKS for scale in scales]

@@ -140,6 +140,14 @@ def test_a_run_goes_on_where_it_was_and_tenuto_alone_can_be_measured_again(run, 
     assert run()["cases"] == run()["cases"]  # nothing is missing, so nothing is drawn
 
 
+def test_nothing_is_timed_beside_other_work(run) -> None:
+    record = run(rivals_only=True, beside=True, rivals=["DDIM", "TeaCache"])
+    for goal in ("full", "converged"):
+        assert "seconds" not in record["cases"]["dit"]["5"]["DDIM"][goal]
+        assert record["cases"]["dit"]["5"]["DDIM"][goal]["evaluations"] == 5
+    assert "| DDIM | " in table(record)
+
+
 def test_rows_of_other_pictures_or_settings_or_none_at_all_are_not_joined(run) -> None:
     with pytest.raises(UsageError, match="holds no rivals' rows of dit"):
         run(ours_only=True)
