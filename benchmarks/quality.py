@@ -72,18 +72,17 @@ def summary(record: dict[str, Any]) -> str:
     ]
     lines += [
         "",
-        f"*Reached* counts the results that are at most {WITHIN:g} dB below what was asked. "
-        + " ".join(_origins(record)),
+        f"*Reached* counts the results that are at most {WITHIN:g} dB below what was asked.{_origin_if_one(record)}",
         "",
         "| network | guidance | solver, steps | asked | evaluations | mean | lowest | estimated, mean | reached |",
         "|---|---:|---|---:|---:|---:|---:|---:|---:|",
     ]
     good: dict[bool, list[bool]] = {True: [], False: []}
     for case in record["cases"]:
-        for asked in sorted({row["asked"] for row in case["rows"] if row["asked"] is not None}):
+        for asked in sorted({row["asked"] for row in _asked(case)}):
             rows = [row for row in case["rows"] if row["asked"] == asked]
             reached = [row["reached"] for row in rows]
-            hits = [one >= asked - WITHIN for one in reached]
+            hits = [_is_reached(row) for row in rows]
             good[case["network"] in CHOSEN_BY] += hits
             estimates = [row["estimated"] for row in rows if row["estimated"] is not None] or [math.nan]
             count = sum(row["evaluations"] for row in rows) / len(rows)
@@ -98,7 +97,34 @@ def summary(record: dict[str, Any]) -> str:
         names = sorted({case["network"] for case in record["cases"] if (case["network"] in CHOSEN_BY) == chosen})
         if names:
             said.append(f"{', '.join(names)} ({name}): {sum(good[chosen])} of {len(good[chosen])} reached.")
-    return "\n".join([*lines[:2], " ".join(said), "", *lines[2:], "", *trust(record["cases"]), ""])
+    missed = [
+        (case["network"], case["guidance"], row["seed"])
+        for case in record["cases"]
+        for row in _asked(case)
+        if not _is_reached(row)
+    ]
+    if missed:
+        said.append(
+            f"Results that missed: {len(missed)}, of {len(set(missed))} pictures (a network, a guidance, a seed)."
+        )
+    lines = [*lines[:2], " ".join(said), "", *lines[2:], "", *trust(record["cases"])]
+    if len(made := _origins(record)) > 1:
+        lines += ["", "## Where the rows come from", "", *(f"- {one}" for one in made)]
+    return "\n".join([*lines, ""])
+
+
+def _asked(case: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a case in which a quality was asked for."""
+    return [row for row in case["rows"] if row["asked"] is not None]
+
+
+def _is_reached(row: dict[str, Any]) -> bool:
+    return bool(row["reached"] >= row["asked"] - WITHIN)
+
+
+def _origin_if_one(record: dict[str, Any]) -> str:
+    made = _origins(record)
+    return f" {made[0]}" if len(made) == 1 else ""
 
 
 def _origins(record: dict[str, Any]) -> list[str]:
@@ -121,13 +147,16 @@ def trust(cases: list[dict[str, Any]]) -> list[str]:
         "",
         "What was reached, less what was estimated, in dB, over all requests of a network and guidance: qualities, and "
         f"{', '.join(map(str, EVALUATIONS))} evaluations of {', '.join(map(str, STEPS))} steps. *Worst tenth*: nine of "
-        "ten results are better than this. Below zero, a result is further from the full run than was estimated.",
+        "ten results are better than this. Below zero, a result is further from the full run than was estimated. "
+        "*Reached*: as above, over all solvers and qualities.",
         "",
-        "| network | guidance | results | median | worst tenth | worst |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| network | guidance | reached | results | median | worst tenth | worst |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
     groups: dict[tuple[str, float], list[float]] = {}
+    hits: dict[tuple[str, float], list[bool]] = {}
     for case in cases:
+        hits.setdefault((case["network"], case["guidance"]), []).extend(map(_is_reached, _asked(case)))
         rows = [row for row in case["rows"] if row["estimated"] is not None and math.isfinite(row["estimated"])]
         groups.setdefault((case["network"], case["guidance"]), []).extend(
             row["reached"] - row["estimated"] for row in rows
@@ -135,8 +164,10 @@ def trust(cases: list[dict[str, Any]]) -> list[str]:
     for (network, guidance), apart in groups.items():
         if apart:
             worst, middle = (float(one) for one in np.quantile(apart, (0.1, 0.5)))
+            good = hits[network, guidance]
             lines.append(
-                f"| {network} | {guidance:g} | {len(apart)} | {middle:+.1f} | {worst:+.1f} | {min(apart):+.1f} |"
+                f"| {network} | {guidance:g} | {sum(good)} of {len(good)} | {len(apart)} | {middle:+.1f} | "
+                f"{worst:+.1f} | {min(apart):+.1f} |"
             )
     return lines
 
