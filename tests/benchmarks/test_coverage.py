@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers import DDPMScheduler, EulerAncestralDiscreteScheduler
 
 import tenuto
 from benchmarks.coverage import hub
 from benchmarks.coverage.__main__ import taken_over
 from benchmarks.coverage.cases import Case, cases_in
 from benchmarks.coverage.exported import NAMELESS, exported, others_than
-from benchmarks.coverage.report import counts_of, told_in_words, verdict_of, written
+from benchmarks.coverage.report import counts_of, share_in_words, told_in_words, verdict_of, written
 from benchmarks.coverage.trial import arrays, attempt, same
 from tenuto.pipelines.engine import REFUSED
 from tests.helpers.pipelines import QUIET, prompt, tiny
@@ -52,6 +53,45 @@ def test_a_pipeline_that_works_is_judged_so_and_its_evaluations_are_counted(case
     assert told["a quarter"]["evaluations"] == {"transformer": told["a quarter"]["summary"]["computed"]}
     assert told["loop"]["schedulers"] == {"FlowMatchEulerDiscreteScheduler.step": 16}
     assert told["loop"]["before_first_step"] == {"transformer": 1}
+
+
+@pytest.mark.parametrize(
+    ("noisy", "helps"), [(DDPMScheduler, "DPMSolverMultistepScheduler"), (EulerAncestralDiscreteScheduler, None)]
+)
+def test_a_pipeline_with_a_noisy_scheduler_is_tried_again_with_another_one(monkeypatch, noisy, helps):
+    def noisy_pipeline(**parts: Any) -> Any:
+        pipe: Any = tiny("sd1")
+        pipe.scheduler = noisy.from_config(pipe.scheduler.config)
+        return pipe
+
+    class Noisy(Tester):
+        pipeline_class = staticmethod(noisy_pipeline)
+
+        def get_dummy_inputs(self, device: str, seed: int = 0) -> dict[str, Any]:
+            return {**prompt("sd1"), "generator": torch.Generator(device).manual_seed(seed), "output_type": "pt"}
+
+    module = types.ModuleType("noisy_tests")
+    vars(module)["Tester"] = Noisy
+    monkeypatch.setitem(sys.modules, "noisy_tests", module)
+    told = attempt(Case("StableDiffusionPipeline", "noisy_tests", "Tester"))
+    assert told["verdict"] == "in full", told["why"]
+    if helps is None:
+        assert told["instead"] is None
+    else:
+        assert told["instead"]["how"] == helps
+        assert told["instead"]["full"] == {"unet": 16} and told["instead"]["evaluations"] == {"unet": 6}
+
+
+def test_the_shares_say_of_what_they_are():
+    def row(name: str, verdict: str, **more: Any) -> dict[str, Any]:
+        return {"pipeline": name, "key": name, "verdict": verdict, "why": "", **more}
+
+    helped = {"how": "another", "full": {"unet": 16}, "evaluations": {"unet": 6}, "distance": 0.1}
+    rows = [row("A", "works"), row("B", "in full", instead=helped), row("C", "in full"), row("D", "not built")]
+    rows += [row("E", "refused"), {**row("F", "refused"), "key": "F · exported"}]
+    told = share_in_words(rows)
+    assert "3 of 4 (75.0%) are identical" in told
+    assert "1 of 4 (25.0%) save evaluations as" in told and "2 of 4 (50.0%) do so if" in told
 
 
 def test_a_pipeline_that_stays_enabled_fails(case, monkeypatch):
