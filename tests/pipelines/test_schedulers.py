@@ -198,6 +198,18 @@ def test_few_steps_that_are_computed_in_full_get_no_advice_on_held_ones(pipe: Di
     assert [str(one.message).split(" at every step")[0] for one in said] == ["LCMScheduler adds random noise"]
 
 
+@pytest.mark.parametrize(("steps", "helps"), [(10, False), (30, True)])
+def test_a_number_of_evaluations_is_advised_only_where_it_would_help(pipe: DiffusionPipeline, steps: int, helps: bool):
+    pipe.scheduler = LCMScheduler(**BETAS)
+    with tenuto.accelerated(pipe), pytest.warns(UserWarning, match="random noise") as said:
+        draw(pipe, "sd1", steps=steps)
+    assert ("say how many evaluations" in str(said[0].message)) == helps
+    with tenuto.accelerated(pipe, evaluations=8):
+        with pytest.warns(UserWarning, match="random noise"):
+            draw(pipe, "sd1", steps=steps)
+        assert tenuto.summary(pipe).computed == (8 if helps else steps)
+
+
 def test_after_a_scheduler_that_adds_noise_another_one_is_served(pipe: DiffusionPipeline) -> None:
     plain = pipe.scheduler
     with tenuto.accelerated(pipe, evaluations=3):

@@ -350,12 +350,15 @@ class Loop:
         other = "Choose a scheduler without randomness (DDIM, Euler, DPM-Solver++, UniPC)"
         if not self._counted:
             why = f"{noise}, so the network's output cannot be predicted"
-            return self.compute_in_full(
-                why, f"{other}, or say how many evaluations it is to have: half of the steps, say."
-            )
+            or_count = ", or say how many evaluations it is to have: half of the steps, say"
+            return self.compute_in_full(why, f"{other}{or_count if self._can_take_noise(scheduler) else ''}.")
         few = f"and in {self.steps} steps the clean picture changes too much to be predicted"
         why = few if self.steps <= FEW_STEPS else f"and {self._nature_of(scheduler).why_unknown}"
         self.compute_in_full(f"{noise}, {why}", f"{other}.")
+
+    def _can_take_noise(self, scheduler: Any) -> bool:
+        """Whether something is held under a scheduler that adds noise, if a number of evaluations is asked for."""
+        return self.steps > FEW_STEPS and self._nature_of(scheduler).levels is not None
 
     def take_noise(self, scheduler: Any) -> None:
         """A scheduler adds noise. Hold something only if a number of evaluations was asked for, and say what it costs.
@@ -363,7 +366,7 @@ class Loop:
         The clean estimate changes less than the output, and the sample already contains the new noise. In few steps
         (LCM, TCD) the estimate changes too much.
         """
-        if not self._counted or self.steps <= FEW_STEPS or self._nature_of(scheduler).levels is None:
+        if not self._counted or not self._can_take_noise(scheduler):
             return self.refuse_noise(scheduler)
         self._warn(
             f"{type(scheduler).__name__} adds random noise at every step. The clean picture is predicted all the same, "
