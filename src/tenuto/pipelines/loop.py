@@ -238,7 +238,7 @@ class Loop:
         if self._derived and not self._calls and not self.in_full and (self.holds or self.schedule is None):
             why = "the loop's evaluations need a gradient, and a held output has none"
             self.compute_in_full(why, "If no gradient is needed, run the loop under torch.no_grad().")
-        if self.in_full or not self.holds:
+        if self.in_full or not self.holds or self.step >= self.steps:  # a loop may take more steps than it announced
             return original(*args, **kwargs)
         if again:
             self.compute_in_full(f"the loop steps its {type(scheduler).__name__} more than once for one evaluation")
