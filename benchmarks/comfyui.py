@@ -112,7 +112,7 @@ def table(made: dict[str, Any], rows: list[dict[str, Any]]) -> str:
 def _tests(checkout: Path) -> str:
     """How many of the node's tests pass against this checkout, in pytest's words."""
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *TESTS],
         cwd=ROOT, capture_output=True, text=True, env=os.environ | {"TENUTO_COMFYUI": str(checkout.resolve())},
     )  # fmt: skip
     counts = re.findall(r"\d+ (?:passed|failed|skipped|errors?)\b", run.stdout)
