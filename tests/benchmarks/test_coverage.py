@@ -1,5 +1,6 @@
 """The judge of coverage judges: a pipeline that works, one that is refused, one that is changed behind its back."""
 
+import importlib
 import sys
 import types
 from pathlib import Path
@@ -160,6 +161,16 @@ def test_the_stand_in_for_a_tokenizer_counts_characters():
     made = hub.tokenizer()
     words = made(["ab", "abc"], padding="max_length", max_length=8, truncation=True, return_tensors="pt")
     assert words["input_ids"].shape == (2, 8) and made.decode(made("a b", add_special_tokens=False).input_ids) == "a b"
+
+
+def test_pictures_stay_small_where_a_pipeline_would_enlarge_them(monkeypatch):
+    for name in hub.QWEN_EDITORS:
+        module = importlib.import_module(f"diffusers.{name}")
+        monkeypatch.setattr(module, "calculate_dimensions", vars(module)["calculate_dimensions"])
+    hub.shrink_pictures()
+    for name in hub.QWEN_EDITORS:
+        width, height = vars(importlib.import_module(f"diffusers.{name}"))["calculate_dimensions"](1024 * 1024, 1.0)[:2]
+        assert (width, height) == (64, 64)
 
 
 def test_every_class_that_diffusers_exports_has_a_row_with_a_reason():

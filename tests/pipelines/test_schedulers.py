@@ -101,11 +101,29 @@ def test_a_scheduler_whose_noise_levels_are_unknown_is_served_and_it_is_said(pip
     with tenuto.accelerated(pipe, 1.0):
         assert torch.equal(draw(pipe, "sd1", steps=24), full)
     with tenuto.accelerated(pipe, evaluations=12):
-        assert draw(pipe, "sd1", steps=24).isfinite().all()
+        with pytest.warns(
+            UserWarning, match=r"The noise levels of Unknown are not known, so .* See with tenuto.compare"
+        ):
+            assert draw(pipe, "sd1", steps=24).isfinite().all()
         summary = tenuto.summary(pipe)
     assert summary.computed == 12 and not summary.corrected
     assert "the noise levels of Unknown are not known" in summary.uncorrected_because
     assert f"not corrected: {summary.uncorrected_because}" in str(summary)
+
+
+class Locked(DDIMScheduler):
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RuntimeError("it holds a lock")
+
+
+def test_a_scheduler_that_cannot_be_copied_is_named_before_anything_is_held(pipe: DiffusionPipeline) -> None:
+    pipe.scheduler = Locked(**BETAS, clip_sample=False)
+    with tenuto.accelerated(pipe, evaluations=12):
+        with pytest.warns(UserWarning, match=r"Locked cannot be copied \(it holds a lock\), so predictions are less"):
+            draw(pipe, "sd1", steps=24)
+        assert tenuto.summary(pipe).computed == 12
+    with tenuto.accelerated(pipe, quality=40), pytest.warns(UserWarning, match=r"cannot be copied .* is gained"):
+        draw(pipe, "sd1", steps=24)
 
 
 @pytest.mark.parametrize("asked", [{"budget": 0.3}, {"quality": 40}])

@@ -199,6 +199,8 @@ class Loop:
                 self.refuse_values()
             elif self.holds and self.nature.adds_noise:
                 self.take_noise(self.scheduler)
+            elif self.holds and self.nature.levels is None:
+                self._tell_unknown()
             if self.schedule is not None and not self.in_full and not self.spent:
                 denoiser.advise(self.schedule)
         if self.computes():
@@ -371,6 +373,14 @@ class Loop:
         self._warn(
             f"{type(scheduler).__name__} adds random noise at every step. The clean picture is predicted all the same, "
             "but it cannot be corrected, and the result is less near to the full run than with other schedulers."
+        )
+
+    def _tell_unknown(self) -> None:
+        """Predictions are worse without noise levels: nobody should find that out from the pictures."""
+        why = self.nature.why_unknown
+        self._warn(
+            f"{why[0].upper()}{why[1:]}, so predictions are less accurate and cannot be corrected. See with "
+            "tenuto.compare what this costs, or choose another scheduler (DDIM, Euler, DPM-Solver++, UniPC)."
         )
 
     def forget(self) -> None:
