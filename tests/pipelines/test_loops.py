@@ -297,3 +297,32 @@ def test_a_loop_that_takes_more_steps_than_it_announced_evaluates_them() -> None
             held = pipe(embeds, 20)
             assert set(counts.values()) == {tenuto.summary(pipe).computed + 3}
         assert held.isfinite().all() and torch.equal(held, full) == (wish == {"budget": 1.0})
+
+
+class Growing(StableDiffusionPipeline):
+    """A loop that goes on with larger samples, as pyramids of pictures do."""
+
+    @torch.no_grad()
+    def __call__(self, embeds: torch.Tensor, steps: int, grows_at: int) -> torch.Tensor:
+        x = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+        self.scheduler.set_timesteps(steps)
+        with self.progress_bar(total=steps) as bar:
+            for i, t in enumerate(self.scheduler.timesteps):
+                if i == grows_at:
+                    x = x.repeat_interleave(2, dim=2)
+                x = self.scheduler.step(self.unet(x, t, encoder_hidden_states=embeds).sample, t, x).prev_sample
+                bar.update()
+        return x
+
+
+@pytest.mark.parametrize("grows_at", range(1, 20, 2))
+def test_samples_that_grow_in_the_middle_of_the_loop_begin_anew(grows_at: int) -> None:
+    pipe: Any = other(Growing)
+    embeds = torch.randn(1, 5, 16, generator=torch.Generator().manual_seed(1))
+    full = pipe(embeds, 20, grows_at)
+    for wish in ({"budget": 1.0}, {"budget": 0.25}, {"evaluations": 10}, {"quality": 60}):
+        with tenuto.accelerated(pipe, **wish), counted(pipe) as counts:
+            held = pipe(embeds, 20, grows_at)
+            assert set(counts.values()) == {tenuto.summary(pipe).computed}
+        distance = float((held - full).norm() / full.norm())
+        assert distance < (1e-9 if wish == {"budget": 1.0} else 0.2)

@@ -111,6 +111,41 @@ def test_a_scheduler_whose_noise_levels_are_unknown_is_served_and_it_is_said(pip
     assert f"not corrected: {summary.uncorrected_because}" in str(summary)
 
 
+class Around:
+    """As xDiT wraps a scheduler: what the wrapper lacks is the scheduler's, and a copy of the wrapper never ends."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "module" and hasattr(self.module, name):
+            setattr(self.module, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def step(self, model_output: Any, timestep: Any, sample: Any, **named: Any) -> Any:
+        return self.module.step(model_output, timestep, sample, **named)
+
+
+@pytest.mark.parametrize("kind", [DDIMScheduler, UniPCMultistepScheduler])
+def test_a_scheduler_inside_another_object_is_known_and_corrected(kind: Any) -> None:
+    plain, around = tiny("sd1"), tiny("sd1")
+    plain.scheduler = kind(**BETAS)
+    wish: dict[str, Any] = {"evaluations": 12}
+    full = draw(plain, "sd1", steps=24)
+    with tenuto.accelerated(plain, **wish):
+        expected = draw(plain, "sd1", steps=24)
+    around.scheduler = Around(kind(**BETAS))
+    with tenuto.accelerated(around, **wish):
+        assert torch.equal(draw(around, "sd1", steps=24), expected)
+        summary = tenuto.summary(around)
+        assert summary.computed == 12 and summary.corrected
+    assert torch.equal(draw(around, "sd1", steps=24), full)
+
+
 class Locked(DDIMScheduler):
     def __deepcopy__(self, memo: Any) -> Any:
         raise RuntimeError("it holds a lock")

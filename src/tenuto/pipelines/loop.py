@@ -22,6 +22,7 @@ from tenuto.pipelines.lanes import Key, Lane, shape_of
 from tenuto.pipelines.request import Request
 from tenuto.pipelines.streams import Streams
 from tenuto.pipelines.timesteps import place_of, timesteps_of
+from tenuto.pipelines.wrapping import scheduler_inside
 from tenuto.runtime.levels import Nature, nature_of
 from tenuto.runtime.pacing import Pace
 from tenuto.runtime.stepping import Stepping
@@ -58,6 +59,7 @@ class Loop:
         self.streams = Streams()
         self.followed: list[Schedule] = []  # the schedules so far: another one follows if the rest is planned anew
         self._natures: dict[int, Nature] = {}
+        self._shapes: dict[int, tuple[int, ...]] = {}  # of the samples, by scheduler
         self._stepped: set[int] = set()  # the schedulers that took the current step
         self._calls: Counter[str] = Counter()  # of each denoiser in this step
         self._placeholders = 0  # how many were returned in this step
@@ -73,7 +75,7 @@ class Loop:
 
     def _nature_of(self, scheduler: Any) -> Nature:
         if id(scheduler) not in self._natures:
-            self._natures[id(scheduler)] = nature_of(scheduler, self.first, self.steps)
+            self._natures[id(scheduler)] = nature_of(scheduler_inside(scheduler), self.first, self.steps)
         return self._natures[id(scheduler)]
 
     @property
@@ -294,8 +296,15 @@ class Loop:
             )
 
     def _take(self, scheduler: Any, call: Call) -> Any:
+        stream, shape = self.streams.of(scheduler), tuple(call.sample.shape)
+        if stream is not None and shape != self._shapes.get(id(scheduler)) and self.computes() and self._planned:
+            self.plan(self._planned)  # what was kept of another size predicts nothing here
+            stream = None
+        self._shapes[id(scheduler)] = shape
+        if not self.holds:
+            return call.take(call.output, call.sample)
         assert self.schedule is not None
-        place, stream = self.step - self.begun, self.streams.of(scheduler)
+        place = self.step - self.begun
         if stream is None:
             stream = self._stream(scheduler, call)
             self.streams.begin(scheduler, stream)
@@ -315,8 +324,8 @@ class Loop:
         if nature.levels is not None:
             levels = nature.levels.after(self.begun)
             nature = replace(nature, levels=levels.of_clean() if call.gives_clean else levels)
-        schedule = self.schedule
-        stream = Stepping(scheduler, nature, self.computed, schedule.order, schedule.corrected, self.pace)
+        schedule, inside = self.schedule, scheduler_inside(scheduler)
+        stream = Stepping(inside, nature, self.computed, schedule.order, schedule.corrected, self.pace)
         if call.threads_state and not stream.uncorrected_because:
             stream.uncorrected_because = f"{type(scheduler).__name__} hands state from step to step through the loop"
         if call.adds_noise:
