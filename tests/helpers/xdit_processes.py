@@ -11,7 +11,7 @@ import sys
 import types
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import MagicMock
 
 import torch
@@ -30,7 +30,9 @@ NO_GPU = "if not (torch.cuda.is_available() or _is_npu()):"
 class Nothing(types.ModuleType):
     """A module whose every name is something that does nothing."""
 
-    __path__: ClassVar[list[str]] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
