@@ -20,6 +20,7 @@ from benchmarks.places import ROOT
 
 PACK = ROOT / "integrations" / "comfyui"
 NAME = "tenuto_comfyui"  # the module that the node pack is loaded as
+DECLARED: Any = None  # the operators of torchvision that were declared
 UNET: dict[str, Any] = {
     "image_size": 8, "in_channels": 4, "out_channels": 4, "model_channels": 32, "num_res_blocks": [1, 1],
     "channel_mult": [1, 2], "transformer_depth": [1, 1], "transformer_depth_output": [1, 1, 1, 1],
@@ -46,8 +47,31 @@ CAPTIONS = [
 ]
 
 
+def declare_operators() -> Any:
+    """Let torchvision be imported where its compiled operators do not fit the installed torch (PyPI has no CPU build).
+
+    ComfyUI imports torchvision, but no sampling calls these operators. Only their names are declared: a call fails.
+    Returns what keeps the names declared; None if there was nothing to do.
+    """
+    if "torchvision" in sys.modules or importlib.util.find_spec("torchvision") is None:
+        return None
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:  # operator torchvision::nms does not exist
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        declared = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        importlib.import_module("torchvision")
+        return declared
+    return None
+
+
 def load_comfy(checkout: Path) -> Any:
     """ComfyUI's package `comfy`, on the CPU."""
+    global DECLARED
+    DECLARED = DECLARED or declare_operators()
     if str(checkout) not in sys.path:
         sys.path.insert(0, str(checkout))
     options = importlib.import_module("comfy.options")

@@ -3,13 +3,18 @@
     git clone https://github.com/comfyanonymous/ComfyUI ../ComfyUI
     python -m benchmarks.comfyui ../ComfyUI     # writes results/comfyui/
 
+The node's tests are run too, against the same checkout.
+
 unet and flux are random (noise prediction, flow); trained is this project's tiny-sdxl, which draws pictures. dB is the
 PSNR to the same sampler's full run from the same noise; "fewer steps" is the sampler itself with about as many
 evaluations as the node computes.
 """
 
 import importlib.metadata
+import os
+import re
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,12 +23,13 @@ import torch
 import typer
 
 from benchmarks.comfy_models import Studio, held, load_comfy
-from benchmarks.places import results_of
+from benchmarks.places import ROOT, results_of
 from scripts.command_line import run
 from tenuto.files import write_json, write_text
 from tenuto.provenance import origin, provenance
 
 RESULTS = results_of("comfyui")
+TESTS = ("tests/integrations/test_comfyui.py", "tests/integrations/test_comfyui_parts.py")
 STEPS, BUDGET = 30, 0.3
 TRAINED = ("euler", "dpmpp_2m", "uni_pc", "res_multistep", "deis", "heun", "euler_ancestral")  # others take long
 
@@ -72,7 +78,7 @@ def main(
         for sampler in TRAINED if kind == "trained" else comfy.samplers.SAMPLER_NAMES:
             rows.append(tried(studio, sampler, STEPS))
             print(rows[-1], flush=True)
-    made = provenance("cpu", comfyui=_version(checkout), torchvision=_torchvision())
+    made = provenance("cpu", comfyui=_version(checkout), torchvision=_torchvision(), tests=_tests(checkout))
     write_json(out, {"provenance": made, "samplings": rows})
     write_text(out.with_suffix(".md"), table(made, rows))
 
@@ -83,7 +89,9 @@ def table(made: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         "",
         f"Written by {origin(made)}; ComfyUI {made['comfyui']}; torchvision {made['torchvision']}.",
         "",
-        *(__doc__ or "").strip().split("\n")[5:],
+        f"`TENUTO_COMFYUI=../ComfyUI python -m pytest {' '.join(TESTS)}` at the same commits: {made['tests']}.",
+        "",
+        *(__doc__ or "").strip().split("\n")[7:],
     ]
     for kind in ("trained", "unet", "flux"):
         lines += ["", f"## {kind}, {STEPS} steps, budget {BUDGET}", ""]
@@ -101,6 +109,16 @@ def table(made: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, ""])
 
 
+def _tests(checkout: Path) -> str:
+    """How many of the node's tests pass against this checkout, in pytest's words."""
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *TESTS],
+        cwd=ROOT, capture_output=True, text=True, env=os.environ | {"TENUTO_COMFYUI": str(checkout.resolve())},
+    )  # fmt: skip
+    counts = re.findall(r"\d+ (?:passed|failed|skipped|errors?)\b", run.stdout)
+    return ", ".join(counts) or "they could not be run"
+
+
 def _version(checkout: Path) -> str:
     run = subprocess.run(
         ["git", "-C", str(checkout), "log", "-1", "--format=%h of %cs"], capture_output=True, text=True
@@ -111,8 +129,13 @@ def _version(checkout: Path) -> str:
 def _torchvision() -> str:
     """The version. ComfyUI imports torchvision, but no sampling calls it, so its Python code alone serves as well."""
     version = importlib.metadata.version("torchvision")
-    compiled = hasattr(torch.ops.torchvision, "nms")
-    return version if compiled else f"{version} without its compiled operators, which no sampling calls"
+    return version if _compiled() else f"{version} without its compiled operators, which no sampling calls"
+
+
+def _compiled() -> bool:
+    from torchvision.extension import _has_ops  # type: ignore[import-untyped, import-not-found, unused-ignore]
+
+    return bool(_has_ops())
 
 
 if __name__ == "__main__":

@@ -7,11 +7,7 @@ import tenuto
 from tenuto.pipelines.engine import REFUSED
 
 NAMELESS = "it makes or loads pipelines of other classes"
-TOO_SLOW = "too slow here, as the other editing pipelines of Qwen-Image are"
-NAMES = {
-    **dict.fromkeys(("DiffusionPipeline", "ModularPipeline"), NAMELESS),
-    **dict.fromkeys(("QwenImageEditInpaintPipeline", "QwenImageLayeredPipeline"), TOO_SLOW),
-}
+NAMES = dict.fromkeys(("DiffusionPipeline", "ModularPipeline"), NAMELESS)
 
 
 def exported() -> dict[str, Any]:

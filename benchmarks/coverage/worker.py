@@ -22,6 +22,7 @@ def main() -> None:
     logging.set_verbosity_error()
     torch.set_num_threads(1)
     hub.install()
+    hub.shrink_pictures()
     checkout = Path(sys.argv[1])
     cases, failed = cases_in(checkout)
     print(

@@ -94,7 +94,7 @@ def _plot(
 ) -> None:
     """A line through the fully trained DiTs that predict noise.
 
-    Flows are open diamonds, cut-short DiTs crosses, networks of other architectures open squares.
+    Flows are open diamonds, cut-short DiTs crosses, other architectures and smaller pictures open squares.
     """
     kinds: tuple[tuple[str, Any], ...] = (
         ("o-", lambda case: is_dit(case) and case["prediction"] == "noise" and not case["early"]),

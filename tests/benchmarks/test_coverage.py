@@ -1,5 +1,6 @@
 """The judge of coverage judges: a pipeline that works, one that is refused, one that is changed behind its back."""
 
+import importlib
 import sys
 import types
 from pathlib import Path
@@ -8,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers import DDPMScheduler, EulerAncestralDiscreteScheduler
 
 import tenuto
 from benchmarks.coverage import hub
 from benchmarks.coverage.__main__ import taken_over
 from benchmarks.coverage.cases import Case, cases_in
 from benchmarks.coverage.exported import NAMELESS, exported, others_than
-from benchmarks.coverage.report import counts_of, told_in_words, verdict_of, written
+from benchmarks.coverage.report import counts_of, share_in_words, told_in_words, verdict_of, written
 from benchmarks.coverage.trial import arrays, attempt, same
 from tenuto.pipelines.engine import REFUSED
 from tests.helpers.pipelines import QUIET, prompt, tiny
@@ -52,6 +54,45 @@ def test_a_pipeline_that_works_is_judged_so_and_its_evaluations_are_counted(case
     assert told["a quarter"]["evaluations"] == {"transformer": told["a quarter"]["summary"]["computed"]}
     assert told["loop"]["schedulers"] == {"FlowMatchEulerDiscreteScheduler.step": 16}
     assert told["loop"]["before_first_step"] == {"transformer": 1}
+
+
+@pytest.mark.parametrize(
+    ("noisy", "helps"), [(DDPMScheduler, "DPMSolverMultistepScheduler"), (EulerAncestralDiscreteScheduler, None)]
+)
+def test_a_pipeline_with_a_noisy_scheduler_is_tried_again_with_another_one(monkeypatch, noisy, helps):
+    def noisy_pipeline(**parts: Any) -> Any:
+        pipe: Any = tiny("sd1")
+        pipe.scheduler = noisy.from_config(pipe.scheduler.config)
+        return pipe
+
+    class Noisy(Tester):
+        pipeline_class = staticmethod(noisy_pipeline)
+
+        def get_dummy_inputs(self, device: str, seed: int = 0) -> dict[str, Any]:
+            return {**prompt("sd1"), "generator": torch.Generator(device).manual_seed(seed), "output_type": "pt"}
+
+    module = types.ModuleType("noisy_tests")
+    vars(module)["Tester"] = Noisy
+    monkeypatch.setitem(sys.modules, "noisy_tests", module)
+    told = attempt(Case("StableDiffusionPipeline", "noisy_tests", "Tester"))
+    assert told["verdict"] == "in full", told["why"]
+    if helps is None:
+        assert told["instead"] is None
+    else:
+        assert told["instead"]["how"] == helps
+        assert told["instead"]["full"] == {"unet": 16} and told["instead"]["evaluations"] == {"unet": 6}
+
+
+def test_the_shares_say_of_what_they_are():
+    def row(name: str, verdict: str, **more: Any) -> dict[str, Any]:
+        return {"pipeline": name, "key": name, "verdict": verdict, "why": "", **more}
+
+    helped = {"how": "another", "full": {"unet": 16}, "evaluations": {"unet": 6}, "distance": 0.1}
+    rows = [row("A", "works"), row("B", "in full", instead=helped), row("C", "in full"), row("D", "not built")]
+    rows += [row("E", "refused"), {**row("F", "refused"), "key": "F · exported"}]
+    told = share_in_words(rows)
+    assert "3 of 4 (75.0%) are identical" in told
+    assert "1 of 4 (25.0%) save evaluations as" in told and "2 of 4 (50.0%) do so if" in told
 
 
 def test_a_pipeline_that_stays_enabled_fails(case, monkeypatch):
@@ -120,6 +161,16 @@ def test_the_stand_in_for_a_tokenizer_counts_characters():
     made = hub.tokenizer()
     words = made(["ab", "abc"], padding="max_length", max_length=8, truncation=True, return_tensors="pt")
     assert words["input_ids"].shape == (2, 8) and made.decode(made("a b", add_special_tokens=False).input_ids) == "a b"
+
+
+def test_pictures_stay_small_where_a_pipeline_would_enlarge_them(monkeypatch):
+    for name in hub.QWEN_EDITORS:
+        module = importlib.import_module(f"diffusers.{name}")
+        monkeypatch.setattr(module, "calculate_dimensions", vars(module)["calculate_dimensions"])
+    hub.shrink_pictures()
+    for name in hub.QWEN_EDITORS:
+        width, height = vars(importlib.import_module(f"diffusers.{name}"))["calculate_dimensions"](1024 * 1024, 1.0)[:2]
+        assert (width, height) == (64, 64)
 
 
 def test_every_class_that_diffusers_exports_has_a_row_with_a_reason():

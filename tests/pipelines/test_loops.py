@@ -254,3 +254,75 @@ def test_a_step_that_the_loop_undoes_is_none_of_its_steps() -> None:
             assert not summary.in_full_because
     assert distances[0] < 0.1 and distances[0] < 1.2 * distances[1]
     assert torch.equal(pipe(embeds, 24), full)
+
+
+class Uncounted(StableDiffusionPipeline):
+    """The loop of image variations and T2I adapters, which announces as many steps as were asked for."""
+
+    more = 0
+
+    @torch.no_grad()
+    def __call__(self, embeds: torch.Tensor, steps: int) -> torch.Tensor:
+        x = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+        self.scheduler.set_timesteps(steps)
+        with self.progress_bar(total=steps - self.more) as bar:
+            for i, t in enumerate(self.scheduler.timesteps):
+                x = self.scheduler.step(self.unet(x, t, encoder_hidden_states=embeds).sample, t, x).prev_sample
+                if i % 2:
+                    bar.update()
+        return x
+
+
+@pytest.mark.parametrize("steps", [12, 16, 30])
+def test_the_evaluation_that_pndm_adds_is_known_from_the_scheduler_if_the_loop_does_not_tell(steps: int) -> None:
+    pipe = other(Uncounted, scheduler=PNDMScheduler(**BETAS, skip_prk_steps=True))
+    embeds = torch.randn(1, 5, 16, generator=torch.Generator().manual_seed(1))
+    full = pipe(embeds, steps)
+    for wish in ({"budget": 0.25}, {"evaluations": 7}, {"evaluations": 10}):
+        with tenuto.accelerated(pipe, **wish), counted(pipe) as counts:
+            assert pipe(embeds, steps).isfinite().all()
+            summary = tenuto.summary(pipe)
+            assert (summary.steps, summary.taken, summary.corrected) == (steps + 1, steps + 1, True)
+            assert set(counts.values()) == {summary.computed}
+    assert torch.equal(pipe(embeds, steps), full)
+
+
+def test_a_loop_that_takes_more_steps_than_it_announced_evaluates_them() -> None:
+    pipe: Any = other(Uncounted)
+    pipe.more = 3
+    embeds = torch.randn(1, 5, 16, generator=torch.Generator().manual_seed(1))
+    full = pipe(embeds, 20)
+    for wish in ({"budget": 1.0}, {"budget": 0.25}, {"evaluations": 10}):
+        with tenuto.accelerated(pipe, **wish), counted(pipe) as counts:
+            held = pipe(embeds, 20)
+            assert set(counts.values()) == {tenuto.summary(pipe).computed + 3}
+        assert held.isfinite().all() and torch.equal(held, full) == (wish == {"budget": 1.0})
+
+
+class Growing(StableDiffusionPipeline):
+    """A loop that goes on with larger samples, as pyramids of pictures do."""
+
+    @torch.no_grad()
+    def __call__(self, embeds: torch.Tensor, steps: int, grows_at: int) -> torch.Tensor:
+        x = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+        self.scheduler.set_timesteps(steps)
+        with self.progress_bar(total=steps) as bar:
+            for i, t in enumerate(self.scheduler.timesteps):
+                if i == grows_at:
+                    x = x.repeat_interleave(2, dim=2)
+                x = self.scheduler.step(self.unet(x, t, encoder_hidden_states=embeds).sample, t, x).prev_sample
+                bar.update()
+        return x
+
+
+@pytest.mark.parametrize("grows_at", range(1, 20, 2))
+def test_samples_that_grow_in_the_middle_of_the_loop_begin_anew(grows_at: int) -> None:
+    pipe: Any = other(Growing)
+    embeds = torch.randn(1, 5, 16, generator=torch.Generator().manual_seed(1))
+    full = pipe(embeds, 20, grows_at)
+    for wish in ({"budget": 1.0}, {"budget": 0.25}, {"evaluations": 10}, {"quality": 60}):
+        with tenuto.accelerated(pipe, **wish), counted(pipe) as counts:
+            held = pipe(embeds, 20, grows_at)
+            assert set(counts.values()) == {tenuto.summary(pipe).computed}
+        distance = float((held - full).norm() / full.norm())
+        assert distance < (1e-9 if wish == {"budget": 1.0} else 0.2)

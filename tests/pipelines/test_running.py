@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 import torch
 from diffusers import (
+    DDIMInverseScheduler,
     DDIMScheduler,
+    DDPMWuerstchenScheduler,
     DPMSolverMultistepScheduler,
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
     UniPCMultistepScheduler,
 )
 from torch import Tensor, nn
@@ -202,6 +205,16 @@ def test_a_scheduler_without_timesteps_is_refused_before_the_loop(kind: Any) -> 
             drawn(network, scheduler)
         scheduler.set_timesteps(24)
         assert drawn(network, scheduler).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", [DDIMInverseScheduler, FlowMatchEulerDiscreteScheduler, DDPMWuerstchenScheduler])
+def test_other_schedulers_without_timesteps_are_refused_with_the_same_sentence(kind: Any) -> None:
+    """Flow matching fails only at the last of its thousand steps, Wuerstchen's has no list of timesteps at all."""
+    network, scheduler = Small(), kind()
+    with tenuto.running(network, scheduler), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # no word about noise
+        with pytest.raises(UsageError, match=f"Call the set_timesteps of {kind.__name__} before the loop"):
+            network(torch.zeros(1, 4, 8, 8), torch.tensor(0))
 
 
 def test_a_scheduler_that_needs_no_timesteps_takes_all_of_its_own() -> None:

@@ -101,11 +101,64 @@ def test_a_scheduler_whose_noise_levels_are_unknown_is_served_and_it_is_said(pip
     with tenuto.accelerated(pipe, 1.0):
         assert torch.equal(draw(pipe, "sd1", steps=24), full)
     with tenuto.accelerated(pipe, evaluations=12):
-        assert draw(pipe, "sd1", steps=24).isfinite().all()
+        with pytest.warns(
+            UserWarning, match=r"The noise levels of Unknown are not known, so .* See with tenuto.compare"
+        ):
+            assert draw(pipe, "sd1", steps=24).isfinite().all()
         summary = tenuto.summary(pipe)
     assert summary.computed == 12 and not summary.corrected
     assert "the noise levels of Unknown are not known" in summary.uncorrected_because
     assert f"not corrected: {summary.uncorrected_because}" in str(summary)
+
+
+class Around:
+    """As xDiT wraps a scheduler: what the wrapper lacks is the scheduler's, and a copy of the wrapper never ends."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "module" and hasattr(self.module, name):
+            setattr(self.module, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def step(self, model_output: Any, timestep: Any, sample: Any, **named: Any) -> Any:
+        return self.module.step(model_output, timestep, sample, **named)
+
+
+@pytest.mark.parametrize("kind", [DDIMScheduler, UniPCMultistepScheduler])
+def test_a_scheduler_inside_another_object_is_known_and_corrected(kind: Any) -> None:
+    plain, around = tiny("sd1"), tiny("sd1")
+    plain.scheduler = kind(**BETAS)
+    wish: dict[str, Any] = {"evaluations": 12}
+    full = draw(plain, "sd1", steps=24)
+    with tenuto.accelerated(plain, **wish):
+        expected = draw(plain, "sd1", steps=24)
+    around.scheduler = Around(kind(**BETAS))
+    with tenuto.accelerated(around, **wish):
+        assert torch.equal(draw(around, "sd1", steps=24), expected)
+        summary = tenuto.summary(around)
+        assert summary.computed == 12 and summary.corrected
+    assert torch.equal(draw(around, "sd1", steps=24), full)
+
+
+class Locked(DDIMScheduler):
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RuntimeError("it holds a lock")
+
+
+def test_a_scheduler_that_cannot_be_copied_is_named_before_anything_is_held(pipe: DiffusionPipeline) -> None:
+    pipe.scheduler = Locked(**BETAS, clip_sample=False)
+    with tenuto.accelerated(pipe, evaluations=12):
+        with pytest.warns(UserWarning, match=r"Locked cannot be copied \(it holds a lock\), so predictions are less"):
+            draw(pipe, "sd1", steps=24)
+        assert tenuto.summary(pipe).computed == 12
+    with tenuto.accelerated(pipe, quality=40), pytest.warns(UserWarning, match=r"cannot be copied .* is gained"):
+        draw(pipe, "sd1", steps=24)
 
 
 @pytest.mark.parametrize("asked", [{"budget": 0.3}, {"quality": 40}])
@@ -196,6 +249,18 @@ def test_few_steps_that_are_computed_in_full_get_no_advice_on_held_ones(pipe: Di
     with tenuto.accelerated(pipe), pytest.warns(UserWarning, match="random noise") as said:
         draw(pipe, "sd1", steps=10)
     assert [str(one.message).split(" at every step")[0] for one in said] == ["LCMScheduler adds random noise"]
+
+
+@pytest.mark.parametrize(("steps", "helps"), [(10, False), (30, True)])
+def test_a_number_of_evaluations_is_advised_only_where_it_would_help(pipe: DiffusionPipeline, steps: int, helps: bool):
+    pipe.scheduler = LCMScheduler(**BETAS)
+    with tenuto.accelerated(pipe), pytest.warns(UserWarning, match="random noise") as said:
+        draw(pipe, "sd1", steps=steps)
+    assert ("say how many evaluations" in str(said[0].message)) == helps
+    with tenuto.accelerated(pipe, evaluations=8):
+        with pytest.warns(UserWarning, match="random noise"):
+            draw(pipe, "sd1", steps=steps)
+        assert tenuto.summary(pipe).computed == (8 if helps else steps)
 
 
 def test_after_a_scheduler_that_adds_noise_another_one_is_served(pipe: DiffusionPipeline) -> None:

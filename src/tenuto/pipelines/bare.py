@@ -18,7 +18,9 @@ class Running(Unannounced):
     """Denoisers in the user's own loop, which calls scheduler.step."""
 
     def __init__(self, networks: dict[str, nn.Module], scheduler: Any, steps: int | None, request: Request) -> None:
-        if not hasattr(scheduler, "step") or not hasattr(scheduler, "timesteps"):
+        if not hasattr(scheduler, "step") or not (
+            hasattr(scheduler, "timesteps") or hasattr(scheduler, "set_timesteps")
+        ):
             raise UsageError(f"A diffusers scheduler is needed, not a {type(scheduler).__name__}.")
         if not isinstance(networks, dict) or not networks:
             raise UsageError("Give the network that the loop evaluates, or several of them by name.")

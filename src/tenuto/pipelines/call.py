@@ -20,11 +20,13 @@ class Call:
     @staticmethod
     def of(original: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> "Call | None":
         try:
-            bound = signature(original).bind(*args, **kwargs).arguments
+            known = signature(original)
+            given = known.bind(*args, **kwargs).arguments
         except TypeError:
             return None
-        extra = bound.pop("kwargs", {})
-        call = Call(original, {**bound, **extra})
+        for name in [name for name, one in known.parameters.items() if one.kind is one.VAR_KEYWORD]:
+            given |= given.pop(name, {})
+        call = Call(original, dict(given))
         found = [call.given.get(name) for name in ("model_output", "sample")]
         return call if all(isinstance(one, Tensor) for one in found) else None
 

@@ -334,4 +334,4 @@ def evaluations_of(pipe: Any, scheduler: Any, iterable: Any, total: int | None) 
     known = timesteps_told(pipe)  # outdated if the user runs a loop of their own
     if known is not None and total <= known and (known == timesteps or known <= total * order + 1):
         return known
-    return min(timesteps, total * order)
+    return min(timesteps, total * order + (warmup_of(scheduler) if order == 1 else 0))

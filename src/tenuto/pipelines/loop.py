@@ -22,6 +22,7 @@ from tenuto.pipelines.lanes import Key, Lane, shape_of
 from tenuto.pipelines.request import Request
 from tenuto.pipelines.streams import Streams
 from tenuto.pipelines.timesteps import place_of, timesteps_of
+from tenuto.pipelines.wrapping import scheduler_inside
 from tenuto.runtime.levels import Nature, nature_of
 from tenuto.runtime.pacing import Pace
 from tenuto.runtime.stepping import Stepping
@@ -58,6 +59,7 @@ class Loop:
         self.streams = Streams()
         self.followed: list[Schedule] = []  # the schedules so far: another one follows if the rest is planned anew
         self._natures: dict[int, Nature] = {}
+        self._shapes: dict[int, tuple[int, ...]] = {}  # of the samples, by scheduler
         self._stepped: set[int] = set()  # the schedulers that took the current step
         self._calls: Counter[str] = Counter()  # of each denoiser in this step
         self._placeholders = 0  # how many were returned in this step
@@ -73,7 +75,7 @@ class Loop:
 
     def _nature_of(self, scheduler: Any) -> Nature:
         if id(scheduler) not in self._natures:
-            self._natures[id(scheduler)] = nature_of(scheduler, self.first, self.steps)
+            self._natures[id(scheduler)] = nature_of(scheduler_inside(scheduler), self.first, self.steps)
         return self._natures[id(scheduler)]
 
     @property
@@ -199,6 +201,8 @@ class Loop:
                 self.refuse_values()
             elif self.holds and self.nature.adds_noise:
                 self.take_noise(self.scheduler)
+            elif self.holds and self.nature.levels is None:
+                self._tell_unknown()
             if self.schedule is not None and not self.in_full and not self.spent:
                 denoiser.advise(self.schedule)
         if self.computes():
@@ -238,7 +242,7 @@ class Loop:
         if self._derived and not self._calls and not self.in_full and (self.holds or self.schedule is None):
             why = "the loop's evaluations need a gradient, and a held output has none"
             self.compute_in_full(why, "If no gradient is needed, run the loop under torch.no_grad().")
-        if self.in_full or not self.holds:
+        if self.in_full or not self.holds or self.step >= self.steps:  # a loop may take more steps than it announced
             return original(*args, **kwargs)
         if again:
             self.compute_in_full(f"the loop steps its {type(scheduler).__name__} more than once for one evaluation")
@@ -292,8 +296,15 @@ class Loop:
             )
 
     def _take(self, scheduler: Any, call: Call) -> Any:
+        stream, shape = self.streams.of(scheduler), tuple(call.sample.shape)
+        if stream is not None and shape != self._shapes.get(id(scheduler)) and self.computes() and self._planned:
+            self.plan(self._planned)  # what was kept of another size predicts nothing here
+            stream = None
+        self._shapes[id(scheduler)] = shape
+        if not self.holds:
+            return call.take(call.output, call.sample)
         assert self.schedule is not None
-        place, stream = self.step - self.begun, self.streams.of(scheduler)
+        place = self.step - self.begun
         if stream is None:
             stream = self._stream(scheduler, call)
             self.streams.begin(scheduler, stream)
@@ -313,8 +324,8 @@ class Loop:
         if nature.levels is not None:
             levels = nature.levels.after(self.begun)
             nature = replace(nature, levels=levels.of_clean() if call.gives_clean else levels)
-        schedule = self.schedule
-        stream = Stepping(scheduler, nature, self.computed, schedule.order, schedule.corrected, self.pace)
+        schedule, inside = self.schedule, scheduler_inside(scheduler)
+        stream = Stepping(inside, nature, self.computed, schedule.order, schedule.corrected, self.pace)
         if call.threads_state and not stream.uncorrected_because:
             stream.uncorrected_because = f"{type(scheduler).__name__} hands state from step to step through the loop"
         if call.adds_noise:
@@ -350,12 +361,15 @@ class Loop:
         other = "Choose a scheduler without randomness (DDIM, Euler, DPM-Solver++, UniPC)"
         if not self._counted:
             why = f"{noise}, so the network's output cannot be predicted"
-            return self.compute_in_full(
-                why, f"{other}, or say how many evaluations it is to have: half of the steps, say."
-            )
+            or_count = ", or say how many evaluations it is to have: half of the steps, say"
+            return self.compute_in_full(why, f"{other}{or_count if self._can_take_noise(scheduler) else ''}.")
         few = f"and in {self.steps} steps the clean picture changes too much to be predicted"
         why = few if self.steps <= FEW_STEPS else f"and {self._nature_of(scheduler).why_unknown}"
         self.compute_in_full(f"{noise}, {why}", f"{other}.")
+
+    def _can_take_noise(self, scheduler: Any) -> bool:
+        """Whether something is held under a scheduler that adds noise, if a number of evaluations is asked for."""
+        return self.steps > FEW_STEPS and self._nature_of(scheduler).levels is not None
 
     def take_noise(self, scheduler: Any) -> None:
         """A scheduler adds noise. Hold something only if a number of evaluations was asked for, and say what it costs.
@@ -363,11 +377,19 @@ class Loop:
         The clean estimate changes less than the output, and the sample already contains the new noise. In few steps
         (LCM, TCD) the estimate changes too much.
         """
-        if not self._counted or self.steps <= FEW_STEPS or self._nature_of(scheduler).levels is None:
+        if not self._counted or not self._can_take_noise(scheduler):
             return self.refuse_noise(scheduler)
         self._warn(
             f"{type(scheduler).__name__} adds random noise at every step. The clean picture is predicted all the same, "
             "but it cannot be corrected, and the result is less near to the full run than with other schedulers."
+        )
+
+    def _tell_unknown(self) -> None:
+        """Predictions are worse without noise levels: nobody should find that out from the pictures."""
+        why = self.nature.why_unknown
+        self._warn(
+            f"{why[0].upper()}{why[1:]}, so predictions are less accurate and cannot be corrected. See with "
+            "tenuto.compare what this costs, or choose another scheduler (DDIM, Euler, DPM-Solver++, UniPC)."
         )
 
     def forget(self) -> None:

@@ -18,12 +18,22 @@ def timesteps_of(scheduler: Any) -> int:
 
 
 def lacks_timesteps(scheduler: Any) -> bool:
-    """Whether a scheduler refuses to step because its set_timesteps was not called (DDIM, UniPC, DPM-Solver++)."""
-    if getattr(scheduler, "num_inference_steps", 0) is not None:
+    """Whether a scheduler cannot take all of its steps because its set_timesteps was not called.
+
+    DDIM, UniPC and DPM-Solver++ refuse the first step. Flow matching fails at its last step: no level follows it.
+    """
+    if getattr(scheduler, "num_inference_steps", None) is not None:
         return False
+    if getattr(scheduler, "timesteps", None) is None:
+        return True
+    sigmas = getattr(scheduler, "sigmas", None)
+    if not hasattr(scheduler, "num_inference_steps"):
+        return sigmas is not None and len(sigmas) == timesteps_of(scheduler)
     try:
-        return "run 'set_timesteps'" in inspect.getsource(type(scheduler))
-    except (OSError, TypeError):
+        kind = type(scheduler)
+        refuses = "run 'set_timesteps'" in inspect.getsource(kind)
+        return refuses or "// self.num_inference_steps" in inspect.getsource(kind.step)
+    except (OSError, TypeError, AttributeError):
         return False
 
 

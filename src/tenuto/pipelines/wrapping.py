@@ -1,4 +1,4 @@
-"""Replaces a method of one instance and restores it; finds out whether torch.compile was applied to a module."""
+"""Replaces a method of one instance and restores it; finds out what others wrapped: torch.compile, xDiT."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -80,6 +80,15 @@ def through(module: nn.Module, wrapper: Callable[..., Any]) -> AbstractContextMa
     replaced here. The forward is not, because accelerate's hooks replace and restore it in every generation.
     """
     return wrapped(module, COMPILED, wrapper, original=getattr(module, COMPILED) or uncompiled_call(module))
+
+
+def scheduler_inside(scheduler: Any) -> Any:
+    """The scheduler that another library put into an object of its own (xDiT's have it as their `module`).
+
+    It has all of the state, and it can be copied: xDiT's object cannot, a try never ends.
+    """
+    inside = vars(scheduler).get("module")
+    return inside if hasattr(inside, "step") and hasattr(inside, "set_timesteps") else scheduler
 
 
 def is_compiled(module: nn.Module) -> bool:
