@@ -24,7 +24,7 @@ from scripts.command_line import run_app
 from tenuto_lab.cli.experiment import STOPPED
 
 OUT = ROOT / "results" / "experiments"
-MODELS = ("tiny-dit", "tiny-uvit", "tiny-sdxl", "tiny-llada")
+MODELS = ("tiny-dit", "tiny-uvit", "tiny-sdxl", "small-llada")
 MAIN = ("operating-points", "rankings", "horizons", "pareto")
 BY_BLOCKS = {False: ("comparisons", "input-aware"), True: ("language", "input-aware")}  # of a model that writes?
 TIMED = ("execution", "operating-points", "comparisons", "input-aware", "language", "pareto", "oracle", "freezing")
@@ -47,14 +47,14 @@ def parts() -> list[Part]:
     """All parts, the most important first."""
     found = []
     for model in MODELS:
-        writes = model == "tiny-llada"
+        writes = model == "small-llada"
         for granularity in ("block", "branch"):
             more = BY_BLOCKS[writes] if granularity == "block" else ()
             names = (*MAIN[:2], *more, *MAIN[2:])
             found.append(Part(f"{model}-{granularity}", names, ("--model", model, "--granularity", granularity)))
     for model in MODELS:
         names = ("freeze-error", "failures", "audit")
-        names += {"tiny-llada": ("freezing", "oracle", "bounds"), "tiny-sdxl": ()}.get(model, ("bounds", "oracle"))
+        names += {"small-llada": ("freezing", "oracle", "bounds"), "tiny-sdxl": ()}.get(model, ("bounds", "oracle"))
         found.append(Part(f"{model}-units", names, ("--model", model)))
     for model in MODELS:
         options = ("--model", model, "--granularity", "block", "--dtype", "bfloat16")

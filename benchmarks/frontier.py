@@ -35,8 +35,8 @@ CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "tiny-sdxl:50": (50, 300, {"converged": 25}),
     "tiny-sdxl:100": (100, 300, {"budgets": LONG}),
     "tiny-sdxl:20": (20, 300, {"budgets": SHORT}),
-    "tiny-llada:64": (64, 100, {"block_length": 32}),
-    "tiny-llada:64 in one block": (64, 100, {"block_length": 128, "budgets": (0.63, 0.5, 0.3)}),
+    "small-llada:16": (16, 21, {"length": 32, "block_length": 16}),
+    "small-llada:16 in one block": (16, 21, {"length": 32, "block_length": 32, "budgets": (0.63, 0.5, 0.3)}),
 }
 
 

@@ -41,8 +41,8 @@ TEXT_SCHEDULES: dict[str, dict[str, Any]] = {
     "lifetimes": {"policy": "lifetimes", "budget": 0.5},
 }
 PROMPTS = [
-    "There are 41 books in the box and Rose adds 17 more. How many books? Answer:",
-    "It was a dark night and",
+    "sort: 42 48 7 25 53 40 ->",
+    "close: {<>{<<{<()[[]<{ ->",
 ]
 STEPS, TEXT_STEPS, LENGTH = 12, 32, 64
 
@@ -67,16 +67,16 @@ def fingerprints() -> Iterator[tuple[str, str]]:
             made = tenuto.schedule(scores, STEPS, **options)
             yield f"{name}: {kind}, schedule", of_schedule(made)
             yield f"{name}: {kind}, pictures", digest(tenuto.generate(model, schedule=made, **wanted))
-    model = tenuto.load("tiny-llada")
+    model = tenuto.load("small-llada")
     scores = tenuto.score(model)
-    yield "tiny-llada: scores", digest([(unit.name, unit.flops, unit.raw, unit.score) for unit in scores.units])
+    yield "small-llada: scores", digest([(unit.name, unit.flops, unit.raw, unit.score) for unit in scores.units])
     for kind, options in TEXT_SCHEDULES.items():
         made = tenuto.schedule(scores, TEXT_STEPS, **options)
-        yield f"tiny-llada: {kind}, schedule", of_schedule(made)
+        yield f"small-llada: {kind}, schedule", of_schedule(made)
         texts = tenuto.generate_text(
             model, PROMPTS, schedule=made, length=LENGTH, steps=TEXT_STEPS, block_length=LENGTH // made.blocks
         )
-        yield f"tiny-llada: {kind}, texts", digest(texts)
+        yield f"small-llada: {kind}, texts", digest(texts)
 
 
 def main() -> None:

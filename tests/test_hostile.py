@@ -192,7 +192,7 @@ def test_an_absurd_number_is_answered_with_a_sentence(sharded: Path, junk: Any) 
     requests: dict[str, Any] = {
         **{name: partial(tenuto.schedule, scores, 10) for name in ("every", "evaluations", "keep", "predict")},
         **{name: partial(tenuto.schedule, scores, 10, policy="lifetimes") for name in ("tau", "min_lifetime")},
-        **{name: partial(tenuto.schedule, "tiny-llada", 10) for name in ("held", "rows", "blocks")},
+        **{name: partial(tenuto.schedule, "small-llada", 10) for name in ("held", "rows", "blocks")},
         **dict.fromkeys(("guidance", "guided_channels", "quality"), tenuto.Sampling),
         **dict.fromkeys(("temperature", "top_p", "factor", "parallel", "seed", "length"), tenuto.MaskedSampling),
         "eta": partial(tenuto.score, sharded),

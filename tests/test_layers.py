@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tenuto.ui",),
     ("tenuto.cli",),
     ("tenuto.__main__",),
-    ("tenuto_lab.journal", "tenuto_lab.__init__"),
+    ("tenuto_lab.journal", "tenuto_lab.retired", "tenuto_lab.__init__"),
     ("tenuto_lab.scoring",),
     ("tenuto_lab.units",),
     ("tenuto_lab.seam",),

@@ -1,8 +1,8 @@
 """Language models: load one and generate text, in full or under a schedule.
 
     import tenuto
-    model = tenuto.text.load("tiny-llada")
-    texts = model.generate(["Tom has 12 apples and buys 7 more. How many apples? Answer:"], parallel=0.9)
+    model = tenuto.text.load("small-llada")
+    texts = model.generate(["sort: 42 48 7 25 53 40 ->"], length=32, parallel=0.9)
     print(texts[0], texts.summary())
 
 LLaDA and Dream work in the same way. Schedules are made for the given number of steps. Executors are kept between

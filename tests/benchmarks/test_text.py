@@ -131,7 +131,7 @@ def test_levels_that_can_tell_are_chosen_of_every_task_first() -> None:
 
 def test_every_cache_and_every_order_of_layers_is_compared() -> None:
     """Published caches with parallel decoding and alone, lifetimes by branch and by block, layers by five orders."""
-    every = text_ways.ways(load("tiny-llada"))
+    every = text_ways.ways(load("small-llada"))
     names = [f"{way.method}: {way.name}" for way in every]
     assert len({way.name for way in every}) == len(every)  # by which the record knows them
     for method in ("Fast-dLLM, dual cache", "Fast-dLLM, prefix cache", "dKV-Cache", "dLLM-Cache", "Elastic", "ours"):
@@ -140,7 +140,7 @@ def test_every_cache_and_every_order_of_layers_is_compared() -> None:
     for budget in ("50%", "75%", "90%"):
         for by in ("branch", "block"):
             assert any(f"lifetimes by {by}, {budget}" in name for name in names)
-    for what in ("6 of 24 branches", "12 of 24 branches", "3 of 12 layers", "6 of 12 layers"):
+    for what in ("3 of 12 branches", "6 of 12 branches", "2 of 6 layers", "3 of 6 layers"):
         assert sum(f"without {what}" in name for name in names) == 2 + text_ways.ORDERS
 
 
@@ -154,16 +154,16 @@ def test_full_evaluations_come_early_and_then_ever_more_rarely() -> None:
 
 
 def test_units_are_left_out_by_score_reversed_and_at_random() -> None:
-    found = text_ways.selections(tenuto.score("tiny-llada"))
-    low, high = found["6 of 24 branches of lowest score"], found["6 of 24 branches of highest score"]
-    assert len(low) == len(high) == 6 and not low & high
-    layers = found["3 of 12 layers of lowest score"]
-    assert len(layers) == 6 and len({name.rsplit(".", 1)[0] for name in layers}) == 3
-    assert len({held for name, held in found.items() if "6 of 24 branches of random" in name}) == text_ways.ORDERS
+    found = text_ways.selections(tenuto.score("small-llada"))
+    low, high = found["3 of 12 branches of lowest score"], found["3 of 12 branches of highest score"]
+    assert len(low) == len(high) == 3 and not low & high
+    layers = found["2 of 6 layers of lowest score"]
+    assert len(layers) == 4 and len({name.rsplit(".", 1)[0] for name in layers}) == 2
+    assert len({held for name, held in found.items() if "3 of 12 branches of random" in name}) == text_ways.ORDERS
 
 
 def test_lifetimes_are_run_as_the_schedule_says() -> None:
-    model = load("tiny-llada")
+    model = load("small-llada")
     scores = tenuto.score(model)
     prompt = [2, 300, 301, 302]
     for by in ("branch", "block"):

@@ -52,9 +52,9 @@ def test_the_schedule_that_is_recommended_says_how_safe_it_is(
 
 
 def test_a_language_model_that_computes_nothing_takes_fewer_steps(tenuto: Run) -> None:
-    common = ("check", "tiny-llada", "--length", "8", "--samples", "1", "--schedule", "s.json")
-    tenuto("schedule", "tiny-llada", "--steps", "8", "--every", "4", "--rows", "none", "-o", "s.json")
+    common = ("check", "small-llada", "--length", "8", "--samples", "1", "--schedule", "s.json")
+    tenuto("schedule", "small-llada", "--steps", "8", "--every", "4", "--rows", "none", "-o", "s.json")
     status, out, _ = tenuto(*common)
     assert "At 6 of 8 steps every unit is held" in out and status in (0, 1)
-    tenuto("schedule", "tiny-llada", "--steps", "8", "--every", "4", "-o", "s.json")  # the default: rows are computed
+    tenuto("schedule", "small-llada", "--steps", "8", "--every", "4", "-o", "s.json")  # the default: rows are computed
     assert "fewer steps" not in tenuto(*common)[1]

@@ -152,24 +152,24 @@ def test_generate_by_caption_and_by_prompt(tenuto: Run, tmp_path: Path) -> None:
     assert status == 0, err
     assert Image.open(tmp_path / "cars" / "00000.png").size == (32, 32)
     arguments = ("--prompt", "close: ( ->", "--length", 4, "--steps", 4, "-o", "text")
-    status, out, err = tenuto("generate", "tiny-llada", *arguments)
+    status, out, err = tenuto("generate", "small-llada", *arguments)
     assert status == 0, err
     assert "close: ( ->" in out and (tmp_path / "text" / "text.txt").exists()
     assert "1 text of at most 4 tokens" in err
-    status, out, _ = tenuto("generate", "tiny-llada", *arguments, "--json")
+    status, out, _ = tenuto("generate", "small-llada", *arguments, "--json")
     assert json.loads(out)["texts"][0]["prompt"] == "close: ( ->"
 
 
 def test_the_factor_rule_is_on_the_command_line(tenuto: Run) -> None:
     """A factor of 1 writes at once what a threshold of 1 writes one by one."""
     arguments = ("--prompt", "close: ([{ ->", "--length", 16, "--json")
-    _, out, _ = tenuto("generate", "tiny-llada", *arguments, "--factor", 1.0)
+    _, out, _ = tenuto("generate", "small-llada", *arguments, "--factor", 1.0)
     fast = json.loads(out)
-    _, out, _ = tenuto("generate", "tiny-llada", *arguments, "--parallel", 1.0)
+    _, out, _ = tenuto("generate", "small-llada", *arguments, "--parallel", 1.0)
     slow = json.loads(out)
     assert fast["factor"] == 1.0 and fast["every"] == "early" and "parallel" not in fast
     assert fast["steps"] < slow["steps"] and fast["texts"] == slow["texts"]
-    status, out, _ = tenuto("chat", "tiny-llada", "--prompt", "close: ([{ ->", "--length", 8, "--factor", 1.0)
+    status, out, _ = tenuto("chat", "small-llada", "--prompt", "close: ([{ ->", "--length", 8, "--factor", 1.0)
     assert status == 0 and "}])" in out
 
 
@@ -188,7 +188,7 @@ def test_a_sliding_window_is_on_the_command_line(tenuto: Run) -> None:
 def test_parallel_decoding_computes_everything_early(tenuto: Run) -> None:
     arguments = ("--prompt", "close: ( ->", "--length", 16, "--parallel", 1.0, "--json")
     ways = ((), ("--every", "early"), ("--every", 1))
-    careful, early, full = (json.loads(tenuto("generate", "tiny-llada", *arguments, *more)[1]) for more in ways)
+    careful, early, full = (json.loads(tenuto("generate", "small-llada", *arguments, *more)[1]) for more in ways)
     assert (careful["every"], early["every"], full["every"]) == ("careful", "early", 1)
     for record, whole in ((careful, range(9)), (early, range(5))):
         taken = record["steps"]
@@ -203,19 +203,22 @@ def test_parallel_decoding_computes_everything_early(tenuto: Run) -> None:
         (("tiny-sdxl", "--class", "1", "-o", "x"), "--prompt"),
         (("tiny-sdxl", "--prompt", "a zeppelin", "-o", "x"), "zeppelin"),
         (("tiny-dit",), "-o"),
-        (("tiny-llada",), "--prompt"),
-        (("tiny-llada", "--prompt", "x", "--length", "7", "--steps", "9"), "9 steps"),
-        (("tiny-llada", "--prompt", "x", "--parallel", "0"), "above 0 and is at most 1"),
-        (("tiny-llada", "--prompt", "x", "--parallel", "0.9", "--steps", "8"), "leave the steps out"),
-        (("tiny-llada", "--prompt", "x", "--parallel", "0.9", "--factor", "1"), "not both"),
-        (("tiny-llada", "--prompt", "x", "--factor", "0"), "a positive number"),
-        (("tiny-llada", "--prompt", "x", "--every", "early"), "--every goes with --parallel"),
-        (("tiny-llada", "--prompt", "x", "--length", "100000", "--parallel", "0.9"), "no room for a prompt in the 256"),
-        (("tiny-llada", "--prompt", "x", "--sliding"), "give a threshold too"),
+        (("small-llada",), "--prompt"),
+        (("small-llada", "--prompt", "x", "--length", "7", "--steps", "9"), "9 steps"),
+        (("small-llada", "--prompt", "x", "--parallel", "0"), "above 0 and is at most 1"),
+        (("small-llada", "--prompt", "x", "--parallel", "0.9", "--steps", "8"), "leave the steps out"),
+        (("small-llada", "--prompt", "x", "--parallel", "0.9", "--factor", "1"), "not both"),
+        (("small-llada", "--prompt", "x", "--factor", "0"), "a positive number"),
+        (("small-llada", "--prompt", "x", "--every", "early"), "--every goes with --parallel"),
+        (
+            ("small-llada", "--prompt", "x", "--length", "100000", "--parallel", "0.9"),
+            "no room for a prompt in the 1024",
+        ),
+        (("small-llada", "--prompt", "x", "--sliding"), "give a threshold too"),
         (("tiny-dit", "-o", "x", "--sliding"), "--sliding has no effect"),
         (("tiny-dit", "-o", "x", "--parallel", "0.9"), "--parallel has no effect"),
         (("tiny-dit", "-o", "x", "--every", "early"), "--every has no effect"),
-        (("tiny-llada", "--prompt", "half a \udce4 character"), "not valid Unicode"),
+        (("small-llada", "--prompt", "half a \udce4 character"), "not valid Unicode"),
     ],
 )
 def test_each_family_says_how_it_wants_to_be_asked(tenuto: Run, arguments: tuple[str, ...], words: str) -> None:

@@ -61,8 +61,8 @@ def test_the_help_of_schedule_fits_one_screen(tenuto: Run, monkeypatch: pytest.M
 
 
 def test_who_forgets_an_option_is_shown_an_example(tenuto: Run) -> None:
-    status, _, err = tenuto("schedule", "tiny-llada", "--blocks", 4)
-    assert status == 2 and "--steps" in err and "tenuto schedule tiny-llada --steps 64 --blocks 4 --budget 0.5" in err
+    status, _, err = tenuto("schedule", "small-llada", "--blocks", 4)
+    assert status == 2 and "--steps" in err and "tenuto schedule small-llada --steps 64 --blocks 4 --budget 0.5" in err
 
 
 def test_every_period_of_text_is_named_in_the_help() -> None:

@@ -36,7 +36,7 @@ def test_a_laboratory_that_cannot_be_loaded_names_the_extra(tenuto: Run, monkeyp
         ("peft", ("experiment", "freezing"), "The experiment freezing needs peft"),
         ("peft", ("experiment", "all"), "The experiment freezing needs peft"),
         ("matplotlib", ("results",), "The page needs matplotlib"),
-        ("lm_eval", ("eval", "lm", "tiny-llada", "--tasks", "gsm8k", "-o", "x.json"), "needs lm_eval"),
+        ("lm_eval", ("eval", "lm", "small-llada", "--tasks", "gsm8k", "-o", "x.json"), "needs lm_eval"),
         ("torch_fidelity", ("eval", "pictures", "run"), "needs torch_fidelity"),
         ("transformers", ("eval", "pictures", "run", "--features", "own", "--clip", "c"), "--clip needs transformers"),
     ],
@@ -116,7 +116,7 @@ def test_one_question_has_no_interval(tenuto: Run, tmp_path: Path) -> None:
     (tmp_path / "sums.jsonl").write_text(json.dumps({"prompt": "1 + 1 =", "answer": "2"}) + "\n")
     common = ("--tasks-file", "sums.jsonl", "--length", 2, "--steps", 2)
     for name in ("a.json", "b.json"):
-        status, out, err = tenuto("lab", "eval", "lm", "tiny-llada", *common, "-o", name)
+        status, out, err = tenuto("lab", "eval", "lm", "small-llada", *common, "-o", name)
         assert status == 0, err
         assert "1 question," in out and "interval" not in out
     status, out, _ = tenuto("lab", "eval", "compare", "a.json", "b.json")
@@ -128,10 +128,10 @@ def test_figures_of_a_language_task_come_with_their_protocol(tenuto: Run, tmp_pa
     asked = [{"question": f"What is {i} and 3?", "answer": f"It is #### {i + 3}"} for i in range(2)]
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
     assert tenuto("lab", "eval", "build", "gsm8k", "--source", "test.jsonl", "-o", "gsm8k.jsonl")[0] == 0
-    (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "word " * 400, "answer": "2"}) + "\n")
+    (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "word " * 1100, "answer": "2"}) + "\n")
     files = ("--tasks-file", "gsm8k.jsonl", "--tasks-file", "long.jsonl")
     for name, options in (("full.json", ("--steps", 4)), ("fast.json", ("--parallel", "0.9"))):
-        status, out, err = tenuto("lab", "eval", "lm", "tiny-llada", *files, "--length", 32, *options, "-o", name)
+        status, out, err = tenuto("lab", "eval", "lm", "small-llada", *files, "--length", 32, *options, "-o", name)
         assert status == 0, err
         assert "Protocol of gsm8k: " in out and "zero-shot; right if the last number" in out
         assert "Answers: greedy, 32 tokens in one block" in out

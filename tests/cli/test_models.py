@@ -22,4 +22,4 @@ def test_models_lists_the_families_with_their_published_counts(tenuto: Run) -> N
     theories = ["direct", "direct", "heuristic", "heuristic", "heuristic", "partial"]
     assert [one["theory"] for one in listed.values()] == theories
     status, out, _ = tenuto("models")
-    assert status == 0 and "shortcut convolutions" in out and "tiny-llada" in out
+    assert status == 0 and "shortcut convolutions" in out and "small-llada" in out

@@ -95,7 +95,7 @@ def test_a_long_schedule_still_fits_the_terminal(tenuto: Run, model: Path, monke
 
 
 def test_text_is_told_in_the_words_of_text(tenuto: Run) -> None:
-    status, out, err = tenuto("schedule", "tiny-llada", "--steps", 64, "--blocks", 4)
+    status, out, err = tenuto("schedule", "small-llada", "--steps", 64, "--blocks", 4)
     assert status == 0 and err == ""
     words = " ".join(out.split())
     assert (

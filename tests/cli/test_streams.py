@@ -54,7 +54,7 @@ def test_streams_of_any_encoding_are_written_to(
 def test_input_that_is_not_utf8_is_answered(tenuto: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     typed = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", typed)
-    status, _, err = tenuto("chat", "tiny-llada", "--length", 2, "--steps", 2)
+    status, _, err = tenuto("chat", "small-llada", "--length", 2, "--steps", 2)
     assert status == 0 and "tokens/s" in err
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tenuto.models.llada import LLaDA, LLaDAConfig
+from tenuto_lab.judging.judges import TextJudge, build_causal
 from tests.conftest import random_dit, write_checkpoint
 
 WORDS = ["<|startoftext|>", "<|endoftext|>", "a</w>", "car</w>", "cat</w>", *"acrt"]
@@ -123,6 +124,21 @@ def llada(directory: Path) -> Path:
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     tokenizer.save(str(directory / "tokenizer.json"))
     return directory
+
+
+def prose(directory: Path) -> TextJudge:
+    """Puts problems of three kinds into a LLaDA directory, prose to continue among them. Returns a random judge."""
+    found = {
+        "needle": [{"prompt": [9, *range(2, 4 + i)], "answer": [2, 3]} for i in range(4)],
+        "arithmetic": [{"prompt": [9, 2 + i, 5], "answer": [4]} for i in range(4)],
+        "text": [{"prompt": [9, 2 + i, *[3] * 14], "answer": [4, 5]} for i in range(4)],
+    }
+    (directory / "problems.json").write_text(json.dumps({"provenance": {}, "problems": found}))
+    config = json.loads((directory / "config.json").read_text())
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    vocabulary = {"vocab_size": config["embedding_size"], "max_position_embeddings": 256, "tie_word_embeddings": True}
+    return TextJudge(build_causal({"model_type": "llama", **sizes, **vocabulary}))
 
 
 class SmallInception(nn.Module):

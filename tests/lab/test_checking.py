@@ -120,7 +120,7 @@ def test_a_schedule_is_not_named_in_its_own_place(model: Model) -> None:
 
 
 def test_texts_are_judged_step_by_step() -> None:
-    model = tenuto.load("tiny-llada")
+    model = tenuto.load("small-llada")
     options: dict[str, Any] = {"length": 8, "block_length": 4}
     asked = ["close: ([{ ->", "The old man"]
     everything = check(model, tenuto.schedule(model, steps=4, budget=1.0, blocks=2), asked, **options)

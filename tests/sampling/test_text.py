@@ -73,12 +73,12 @@ def test_shipped_image_models_score_schedule_and_generate(name):
 
 
 def test_the_shipped_language_model_answers():
-    model = tenuto.load("tiny-llada")
-    prompts = ["Tom has 12 apples and buys 7 more. How many apples? Answer:", "close: ( ->"]
+    model = tenuto.load("small-llada")
+    prompts = ["add: 12 + 7 =", "close: ( ->"]
     options = {"length": 8, "block_length": 8}
     full = tenuto.generate_text(model, prompts, steps=8, **options)
     assert "19" in full[0]
-    everything = tenuto.schedule("tiny-llada", steps=8, budget=1.0)
+    everything = tenuto.schedule("small-llada", steps=8, budget=1.0)
     assert tenuto.generate_text(model, prompts, steps=8, schedule=everything, **options) == full
     held = tenuto.schedule(model, steps=8, every=2)
     assert len(tenuto.generate_text(model, prompts, steps=8, schedule=held, **options)) == 2
@@ -98,7 +98,7 @@ def test_models_are_asked_for_in_their_own_way():
     with pytest.raises(UsageError, match="by class, not by caption"):
         tenuto.generate(tenuto.load("tiny-dit"), captions=["a car"], steps=2)
     with pytest.raises(UsageError, match="use generate_text"):
-        tenuto.generate(tenuto.load("tiny-llada"), [1], steps=2)
+        tenuto.generate(tenuto.load("small-llada"), [1], steps=2)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -114,10 +114,10 @@ def test_models_outside_the_package_are_found_or_missed_in_words(monkeypatch, tm
 
     monkeypatch.setattr(models, "PACKAGE", tmp_path / "site-packages" / "tenuto")
     with pytest.raises(tenuto.TenutoError, match="TENUTO_WEIGHTS"):
-        tenuto.load("tiny-llada")
-    (tmp_path / "elsewhere" / "tiny-llada").mkdir(parents=True)
+        tenuto.load("small-llada")
+    (tmp_path / "elsewhere" / "small-llada").mkdir(parents=True)
     monkeypatch.setenv("TENUTO_WEIGHTS", str(tmp_path / "elsewhere"))
-    assert shipped("tiny-llada") == tmp_path / "elsewhere" / "tiny-llada"
+    assert shipped("small-llada") == tmp_path / "elsewhere" / "small-llada"
 
 
 def test_what_the_cards_promise():

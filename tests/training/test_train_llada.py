@@ -17,7 +17,7 @@ from tenuto.errors import UsageError
 from tenuto.models import load
 from tenuto.models.llada import LLaDA, LLaDAConfig
 from tenuto.sampling.masked import generate_tokens
-from training import evaluate_llada, llada_text, loop, train_llada
+from training import evaluate_llada, llada_problems, llada_text, loop, train_llada
 from training.llada_text import BOS, EOS, LONG, MASK, SHORT
 
 CPU = torch.device("cpu")
@@ -163,6 +163,20 @@ def test_drills_hide_all_answers_and_nothing_else(corpus: llada_text.Corpus) -> 
         assert not re.search(r"Answer: \d", corpus.decode(row[~there].tolist()))
     batch = train_llada.unanswered(torch.from_numpy(tokens).long(), torch.from_numpy(answers))
     assert torch.equal(batch.noisy == MASK, torch.from_numpy(answers)) and float(batch.weight.sum()) == pytest.approx(1)
+
+
+def test_problems_to_measure_with_are_held_out_and_leave_room(corpus: llada_text.Corpus) -> None:
+    """The code that a needle asks for stands in its prompt, and the books say what follows a beginning."""
+    found = llada_problems.posed(corpus, 4, seed=1)
+    assert {task: len(posed) for task, posed in found.items()} == {"needle": 4, "arithmetic": 4, "text": 4}
+    for task, posed in found.items():
+        for problem in posed:
+            room = evaluate_llada.TEXT_LENGTH if task == "text" else evaluate_llada.ANSWER_LENGTH
+            assert len(problem.prompt) + room <= LONG and 1 <= len(problem.answer) <= room
+    for problem in found["needle"]:
+        text, code = corpus.decode(problem.prompt), corpus.decode(problem.answer)
+        word = text.rsplit("the code of ", 1)[1].removesuffix("? Answer:")
+        assert f"The code of {word} is{code}." in text
 
 
 def test_training_goes_on_from_a_checkpoint(corpus: llada_text.Corpus, tmp_path: Path) -> None:

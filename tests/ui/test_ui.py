@@ -88,7 +88,7 @@ def test_pictures_are_timed_in_turns_and_a_speed_up_that_cannot_be_is_doubted(
 def test_texts_are_written_twice_and_compared() -> None:
     from tenuto.ui.compare import compare_texts
 
-    model = tenuto.load("tiny-llada")
+    model = tenuto.load("small-llada")
     nothing_held = tenuto.schedule(model, steps=4, budget=1.0, blocks=2)
     both = compare_texts(model, nothing_held, "close: ([{ ->", length=8)
     assert both.verdict == "The text is identical to that of the full run."
@@ -259,9 +259,9 @@ def test_the_page_does_what_it_says(page: Any) -> None:
     assert page.locator(".sheet img:visible").count() == 0
 
     # a model that writes
-    choose("tiny-llada")
+    choose("small-llada")
     page.wait_for_selector("#length:visible")
-    page.wait_for_selector("#facts td:text-is('tiny-llada')")
+    page.wait_for_selector("#facts td:text-is('small-llada')")
     for name, value in (("steps", 4), ("blocks", 2), ("length", 16)):
         number(name, value)
     page.wait_for_selector("#facts td:has-text('2 of 4 steps compute everything')")

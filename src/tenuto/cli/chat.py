@@ -31,7 +31,7 @@ EVERY_HELP = (
 
 
 @app.command(
-    epilog="Example: tenuto chat tiny-llada --length 16"
+    epilog="Example: tenuto chat small-llada --length 32 --block-length 16"
     ' · tenuto chat small-llada --prompt "sort: 42 48 7 25 53 40 ->" --length 32 --block-length 16'
 )
 def chat(

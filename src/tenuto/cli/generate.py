@@ -32,7 +32,7 @@ NOT_ASKED = {
 
 @app.command(
     epilog='Example: tenuto generate tiny-dit --schedule schedule.json --class 9 --class "Bag" -o pictures'
-    ' · tenuto generate tiny-llada --prompt "close: ([{ ->" --length 16 --parallel 0.9'
+    ' · tenuto generate small-llada --prompt "close: ([{ ->" --length 16 --parallel 0.9'
 )
 def generate(
     model: ModelName,

@@ -20,7 +20,7 @@ BY_HAND = "Instead of what the policy would choose"
 
 @app.command(
     epilog="Example: tenuto schedule tiny-dit --steps 50 --speedup 3 -o schedule.json"
-    " · tenuto schedule tiny-llada --steps 64 --blocks 4 --budget 0.5"
+    " · tenuto schedule small-llada --steps 64 --blocks 4 --budget 0.5"
 )
 def schedule(
     source: Annotated[str, typer.Argument(metavar="MODEL", help="A model, as for `tenuto score`, or a score file.")],

@@ -31,7 +31,7 @@ from tenuto.showing.texts import DIFFERS
 from tenuto.ui.compare import GAIN, Compared, compare_pictures, compare_texts
 
 MOST_SEED = 2**53
-CAPTION, PROMPT = "a red car\na horse", "The old man looked at the sea, and"
+CAPTION, PROMPT = "a red car\na horse", "sort: 42 48 7 25 53 40 ->"
 STEPS, EVALUATED, LENGTH, BLOCKS, CLASSES = 50, 12, 128, 4, 6
 BUDGET, EVALUATIONS, SPEEDUP = "budget", "evaluations", "speed-up"
 FIELDS = {BUDGET: "Share of the work", EVALUATIONS: "Steps to evaluate", SPEEDUP: "Times as fast"}  # one for each aim

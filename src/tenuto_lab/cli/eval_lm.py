@@ -12,7 +12,7 @@ from tenuto_lab.cli.app import Dtype, evaluation, interval
 
 @evaluation.command(
     epilog="Example: tenuto lab eval lm GSAI-ML/LLaDA-8B-Instruct --tasks gsm8k --schedule s.json -o held.json"
-    " · tenuto lab eval lm tiny-llada --tasks-file sums.jsonl --length 16 -o full.json"
+    " · tenuto lab eval lm small-llada --tasks-file sums.jsonl --length 16 -o full.json"
 )
 def lm(
     model: ModelName,

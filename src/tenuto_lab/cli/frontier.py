@@ -40,7 +40,10 @@ def frontier(
         Path | None,
         typer.Option(help="Text: a JSONL file with task, prompt and answer. Default: problems.json beside the model."),
     ] = None,
-    answer_length: Annotated[int, typer.Option(min=1, max=4096, help="Text: tokens of an answer.")] = 16,
+    answer_length: Annotated[
+        int | None,
+        typer.Option(min=1, max=4096, help="Text: tokens of an answer. Default: what problems.json says, or 16."),
+    ] = None,
     length: Annotated[int, typer.Option(min=1, max=4096, help="Text: tokens of a continuation.")] = 128,
     inception: Annotated[
         Path | None, typer.Option(help="Inception weights: torch-fidelity's file, or TorchScript.")

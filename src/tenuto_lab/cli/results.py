@@ -77,10 +77,10 @@ def _html(
     from tenuto_lab.paper.abstract import HEAD as ABSTRACT
     from tenuto_lab.paper.abstract import abstract_rows
     from tenuto_lab.paper.experiment_report import HEAD, cells, verdict, where_of
-    from tenuto_lab.paper.results_page import BELOW, about_ladders, about_older, about_text, plain, titled
+    from tenuto_lab.paper.results_page import BELOW, about_ladders, about_older, about_text, plain, retired_of, titled
 
     words = [Table("The words", (), (), plain(BELOW))]
-    notes = [*about_text(telling), *about_older(records), *about_ladders(timed)]
+    notes = [*retired_of(records), *about_text(telling), *about_older(records), *about_ladders(timed)]
     words += [Table(title, (), (), said) for title, said in map(titled, notes)]
     claims = [[plain(cell) for cell in row] for row in abstract_rows(records, timed, telling)]
     tables = []

@@ -19,7 +19,7 @@ APART = (
     "large difference of the network's output changes a picture little."
 )
 CAPTIONS = ("a red car", "a horse", "a ship", "a dog")
-PROMPTS = ("The old man looked at the sea, and", "It was a cold evening, and")
+PROMPTS = ("sort: 42 48 7 25 53 40 ->", "close: {<>{<<{<()[[]<{ ->")
 
 
 @app.command(epilog="Example: tenuto check tiny-dit --schedule schedule.json")

@@ -12,8 +12,8 @@ from tenuto_lab.frontier.drawing import DrawingCase, measure_pictures
 from tenuto_lab.frontier.measurements import Frontier, Save
 from tenuto_lab.frontier.points import BUDGETS
 from tenuto_lab.frontier.writing import BUDGETS as TEXT_BUDGETS
-from tenuto_lab.frontier.writing import WritingCase, measure_texts
-from tenuto_lab.judging.judges import Judge, Problem, picture_judge, problems, text_judge
+from tenuto_lab.frontier.writing import CONTINUED, WritingCase, measure_texts
+from tenuto_lab.judging.judges import Judge, Problem, answer_lengths, picture_judge, problems, text_judge
 from tenuto_lab.rivals import NAMES
 
 CAPTIONS = ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")  # as the judge's classes
@@ -39,7 +39,7 @@ def case_of(
     vae: Path | None = None,
     captions: Sequence[str] = (),
     posed: dict[str, list[Problem]] | None = None,
-    answer_length: int = ANSWER,
+    answer_length: int | None = None,
     length: int = LENGTH,
     judge: Judge | None = None,
 ) -> Case:
@@ -50,7 +50,8 @@ def case_of(
     named      rivals that draw pictures, by name (tenuto_lab.rivals.NAMES), each at its best setting with hindsight
     vae        decodes latents; by default the one beside the model
     captions   to draw, if the model is a whole pipeline
-    posed      problems by task, in the model's tokens; by default those beside the model
+    posed      problems by task, in the model's tokens; by default those beside the model. How many tokens an answer
+               gets, `answer_length`, is by default what their file says, or 16
     judge      of pictures; by default the shipped one that knows this kind of picture
     """
     if samples < 1 or seeds < 1:
@@ -62,20 +63,27 @@ def case_of(
             raise UsageError(f"{model.name} writes text, and {named[0]} draws pictures.")
         if converged:
             raise UsageError("A text has no converged output: with more steps than tokens there is nothing to write.")
-        return WritingCase(
+        own = posed is None  # whether the problems lie beside the model
+        posed = problems(find(model.name)) if posed is None else posed
+        case = WritingCase(
             model,
             steps,
-            problems(find(model.name)) if posed is None else posed,
-            text_judge(model.device) if posed is None else None,  # it reads tiny-llada's tokens, and no other model's
+            posed,
+            # The judge of prose reads the tokens of the model that it was trained for (training.train_causal).
+            text_judge(model.device) if own and CONTINUED in posed else None,
             length,
             min(block_length, length),
-            answer_length,
+            answer_length or ANSWER,
             count=samples,
             seeds=range(seeds),
             budgets=budgets or TEXT_BUDGETS,
             rivals=rivals,
             rankings=rankings,
         )
+        if own and answer_length is None:
+            lengths = answer_lengths(find(model.name))
+            case.answer_length = max((lengths.get(kind, ANSWER) for kind in case.answered.values()), default=ANSWER)
+        return case
     known = judge is None  # whether the judge knows the classes
     judge = judge or picture_judge(model, model.device)
     labels, wanted = asked_for(model, samples)

@@ -15,6 +15,7 @@ from tenuto_lab.frontier.known import way_of
 from tenuto_lab.frontier.measurements import HIGHEST, times_as_fast
 from tenuto_lab.judging.verdicts import TELLING
 from tenuto_lab.result_files import drawn_text
+from tenuto_lab.retired import about_retired
 
 MeanPoint = Mapping[str, Any]  # a row, averaged over the seeds
 Record = Mapping[str, Any]  # the file that benchmarks.frontier writes
@@ -55,7 +56,8 @@ def frontier_tables(record: Record) -> str:
             said = [_origin(record, case), *_agreement(made, points), *_untelling(points)]
             parts += [f"## {_title(points)}\n", *said, *_ways(points), ""]
             parts += _comparisons([one for one in record.get("comparisons", ()) if one["case"] == case])
-    return "\n".join(["# Quality against work and time\n", NOTATION, *parts]) if parts else ""
+    gone = about_retired(models_of(record))
+    return "\n".join(["# Quality against work and time\n", NOTATION, *gone, *parts]) if parts else ""
 
 
 def page_tables(record: Record) -> list[Table]:

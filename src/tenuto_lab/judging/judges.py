@@ -259,7 +259,7 @@ def load_text_judge(directory: Path, device: str | torch.device = "cpu") -> Text
 
 
 def text_judge(device: str | torch.device) -> TextJudge | None:
-    """The shipped judge of text; None if it is not there."""
+    """The judge of prose that training.train_causal put into the folder of weights; None if there is none."""
     directory = place_of("causal-judge")
     return None if directory is None else load_text_judge(directory, device)
 

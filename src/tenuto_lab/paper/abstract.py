@@ -16,7 +16,8 @@ from tenuto_lab.paper.ways import BY_FID, RUINED
 Row = Mapping[str, Any]
 Records = Sequence[Mapping[str, Any]]
 Ladders = Sequence[Mapping[str, Any]]
-TOO_EASY = "tiny-llada"  # whose tasks no schedule answers wrongly
+TOO_EASY = "tiny-llada"  # whose tasks no schedule answers wrongly; no reference model any more
+WRITES = "small-llada"  # the reference model that writes
 OLDER, TIMED = "†", "‡"  # marks of verdicts that rest on older measurements, and on several runs of the ladder
 LADDERS = {"ladder": "../results/ladder/ladder.md", "modes": "../results/ladder/ladder_modes.md"}  # from the page
 HEAD = ("the abstract says", "the paper", "here", "verdict", "why")
@@ -127,9 +128,12 @@ def _by_fid(rows: Sequence[Row]) -> str:
 
 
 def _missing(experiment: str, rows: Sequence[Row]) -> list[str]:
-    """The reference models that should have been compared, and were not. Of other models, nothing is missing."""
+    """The reference models that should have been compared, and were not. Of other models, nothing is missing.
+
+    Any other model that was compared may stand in for the one that writes.
+    """
     here, known = {row["model"] for row in rows}, EXPERIMENTS[experiment].models
-    stands_in = {TOO_EASY} if here - set(known) else set()
+    stands_in = {WRITES} if here - set(known) else set()
     left = [model for model in known if model not in here | stands_in] if here & set(known) else []
     return [f"{', '.join(left)} not measured"] if left else []
 
@@ -354,13 +358,17 @@ def models_table(records: Records, text: Records = ()) -> list[str]:
     """Each claim that several models test, model by model, in Markdown: by the paper's metric, and by nearness."""
     known = sources(records, (), text)
     first = list(dict.fromkeys(row["model"] for record in text for row in record["rows"] if row["model"] != "LLaDA-8B"))
-    names = [*first, *REFERENCE]
+    easy = [TOO_EASY] if any(row["model"] == TOO_EASY for record in records for row in record["rows"]) else []
+    names = list(dict.fromkeys([*first, *easy, *REFERENCE]))
     lines = [f"| the abstract says | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
     for claim in CLAIMS:
         rows = known.get(claim.experiment, ())
         every = [*rows, *(row for one in records if one["name"] == claim.experiment for row in one["rows"])]
         if claim.tested(rows):
-            cells = [_cell(claim, name, [row for row in every if row["model"] == name]) for name in names]
+            of = {name: [row for row in every if row["model"] == name] for name in names}
+            not_of_text = bool(of.get(TOO_EASY)) and not claim.tested(of[TOO_EASY])
+            unasked = {WRITES} if not_of_text and not of[WRITES] else set()
+            cells = ["" if name in unasked else _cell(claim, name, of[name]) for name in names]
             lines.append(f"| {claim.says} | {' | '.join(cells)} |")
     return lines
 

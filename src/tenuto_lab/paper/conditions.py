@@ -24,7 +24,7 @@ from tenuto_lab.paper.trials import Bench, as_dtype
 from tenuto_lab.paper.writing_bench import ANSWER, TextBench, read_problems
 
 OFTEN = 20.0  # seconds between two lines about a trial
-REFERENCE = ("tiny-llada", "tiny-dit", "tiny-uvit", "tiny-sdxl")
+REFERENCE = ("small-llada", "tiny-dit", "tiny-uvit", "tiny-sdxl")
 Say = Callable[[str], object]
 T = TypeVar("T")
 

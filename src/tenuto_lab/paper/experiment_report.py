@@ -5,6 +5,7 @@ from typing import Any
 
 from tenuto.provenance import origin
 from tenuto_lab.paper import EXPERIMENTS
+from tenuto_lab.retired import about_retired
 
 HEAD = ("model", "quantity", "paper", "here", "95 % interval", "holds", "nearness", "nearer")
 LEAST = 1e-10  # a smaller p says no more
@@ -53,6 +54,7 @@ def experiment_table(record: Mapping[str, Any]) -> str:
     ]
     if record.get("limits"):
         lines.append(f"{record['limits']}\n")
+    lines += about_retired(row["model"] for row in record["rows"])
     return "\n".join([*lines, *table_rows(record["rows"])]) + "\n"
 
 

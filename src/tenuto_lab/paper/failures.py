@@ -18,7 +18,7 @@ from tenuto_lab.paper.writing_bench import TextBench
 
 TAUS = (0.5, 1.0, 2.0)
 SHOWN = 8  # samples shown for each way
-SUMS = "arithmetic"  # the task whose answers carry
+SUMS = ("arithmetic", "sums")  # tasks whose answers carry begin with one of these words
 HIGH = 0.5  # share of the highest frequency; above it lies fine texture
 
 
@@ -93,7 +93,7 @@ def _texture(images: torch.Tensor) -> float:
 def _wrong(bench: TextBench, way: str, one: dict[str, Any]) -> ClaimRow:
     """How many answers are wrong. Only sums carry, and the paper's claim is about those that do."""
     shown = f"; e.g. {'; '.join(one['wrong'][:2])}" if one["wrong"] else ""
-    if SUMS not in bench.asked:
+    if _sums(bench) is None:
         quantity = f"{way}: wrong answers among {one['asked']} of the kind {bench.asked[0]}, share"
         return ClaimRow(quantity, bench.model.name, None, one["share"], note=f"these problems carry nothing{shown}")
     quantity = f"{way}: wrong sums among {one['asked']} that carry, share"
@@ -104,10 +104,11 @@ def _wrong(bench: TextBench, way: str, one: dict[str, Any]) -> ClaimRow:
 
 def _answers(bench: TextBench, ways: dict[str, Way]) -> dict[str, Any]:
     """The wrong answers of each way; of sums, those that carry apart from the others."""
-    task = SUMS if SUMS in bench.asked else bench.asked[0]
+    sums = _sums(bench)
+    task = sums or bench.asked[0]
     posed = [problem for seed in bench.seeds for problem in bench.some(task, seed)]
     asked = [bench.model.tokenizer.decode(problem["prompt"]) for problem in posed]
-    carries = [task != SUMS or _carries(question) for question in asked]
+    carries = [sums is None or _carries(question) for question in asked]
     found = {}
     for name, way in ways.items():
         written = bench.answers(way, task, bench.steps)
@@ -127,6 +128,11 @@ def _answers(bench: TextBench, ways: dict[str, Way]) -> dict[str, Any]:
     return found
 
 
+def _sums(bench: TextBench) -> str | None:
+    """The task that asks for sums, if there is one."""
+    return next((task for task in bench.asked if task.startswith(SUMS)), None)
+
+
 def _carries(question: str) -> bool:
     """Whether the last digits of the two numbers add up to more than nine, or subtract to less than zero."""
     numbers = [
@@ -135,7 +141,7 @@ def _carries(question: str) -> bool:
     if len(numbers) < 2:
         return False
     one, other = numbers[0] % 10, numbers[1] % 10
-    return one + other > 9 if " more" in question else one < other
+    return one + other > 9 if " more" in question or " + " in question else one < other
 
 
 def _share(found: list[bool]) -> float:

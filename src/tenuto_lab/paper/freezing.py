@@ -108,8 +108,7 @@ def freezing(lab: Lab) -> ExperimentResult:
         + ", ".join(f"{spread(rows, f'{NAMES[method]}: loss')} ({NAMES[method]})" for method in METHODS)
         + ". The paper's claims are that SCR chooses better than chance, and comes near full fine-tuning.",
         Figure("lines", panels),
-        limits=f"A model of five million parameters and a task of {DIGITS} digits; one random choice of frozen units "
-        "for each seed.",
+        limits=f"A small model and a task of {DIGITS} digits; one random choice of frozen units for each seed.",
         rests_on=f"{ASKED} questions after {lab.steps or STEPS} lessons, of each of {lab.seeds} seeds",
     )
 

@@ -30,10 +30,12 @@ from tenuto_lab.paper.operating import SMALL
 from tenuto_lab.paper.smallest import SIZE
 from tenuto_lab.paper.speeds import SETTINGS, runs_differ
 from tenuto_lab.paper.ways import SATURATED
+from tenuto_lab.retired import about_retired
 
 MOST = 12  # rows of a table on the page, unless more rows test a claim
 SAME = 0.01  # share by which a repeated figure may differ
-TEXT_FOLDER = "../results/experiments_text"  # from the page
+RESULTS = "../results"  # from the page
+TEXT_FOLDER = f"{RESULTS}/experiments_text"
 PICTURES = 50_000  # the paper's
 WEIGHTS_ALONE = "the weights alone"  # what an experiment without samples rests on
 NOT_THE_PAPERS = "no experiment of the paper"
@@ -48,8 +50,9 @@ kinds.
 """
 
 BELOW = """
-*tiny-llada*, *tiny-dit*, *tiny-uvit* and *tiny-sdxl* stand for LLaDA-8B, DiT-XL/2, U-ViT-L and SDXL. *better* and
-*worse* count only significant differences (95 %, corrected for the number of comparisons), by the paper's own metric.
+*small-llada* and *tiny-llada* stand for LLaDA-8B, *tiny-dit* for DiT-XL/2, *tiny-uvit* for U-ViT-L and *tiny-sdxl* for
+SDXL. *better* and *worse* count only significant differences (95 %, corrected for the number of comparisons), by the
+paper's own metric.
 FID × 2 means twice full inference's FID. ρ is a rank correlation: 1 for equal orders, 0 for unrelated ones.
 """
 
@@ -138,7 +141,13 @@ def results_page(
     text      the experiments of a language model whose tasks can tell
     """
     lines = [INTRODUCTION, *abstract_table(records, ladders, text), BELOW]
-    lines += [*about_text(text), *about_older(records), *about_ladders(ladders), *in_parts(records)]
+    lines += [
+        *retired_of(records),
+        *about_text(text),
+        *about_older(records),
+        *about_ladders(ladders),
+        *in_parts(records),
+    ]
     lines += [MODELS, *models_table(records, text), READING]
     lines += [
         "## Every experiment\n",
@@ -163,6 +172,11 @@ def results_page(
         lines += [*_section(record, folder), *found_again(record, repeated)]
         lines += [line for one in text if one["name"] == record["name"] for line in _on_text(one)]
     return "\n".join(lines) + "\n"
+
+
+def retired_of(records: Records) -> list[str]:
+    """What to say of models that were measured and are no longer in the repository."""
+    return about_retired((row["model"] for record in records for row in record["rows"]), RESULTS)
 
 
 def about_older(records: Records) -> list[str]:
@@ -265,7 +279,7 @@ def running(smallest: Mapping[str, Any]) -> list[str]:
         "Tables and figures are numbered as in the paper's source. Tables 1, 13, 14 and 16 describe its protocol, and "
         "it excludes Table 15 from its claims itself. *On a GPU*: an estimate for one H200 with the paper's protocol "
         "(100 steps, SDXL 50; 10 seeds). *To try it*: core seconds of one CPU core, measured with "
-        f"`--model tiny-dit {' '.join(SIZE)}` (language: `--model tiny-llada`) instead of `--device cuda`. So few "
+        f"`--model tiny-dit {' '.join(SIZE)}` (language: `--model small-llada`) instead of `--device cuda`. So few "
         "samples only show that the command works: most verdicts will be *cannot tell*. Empty: not timed.",
         "",
         "| in the paper | command | on a GPU | to try it |",

@@ -75,7 +75,7 @@ class TextBench(ModelBench):
         super().__init__(model, samples, seeds)
         # All seeds together, if the model is the small one; a large one is given one seed's problems at a time.
         self.batch = batch or (min(samples * len(seeds), TOGETHER) if posed is None else samples)
-        self.problems = _chosen(problems_beside(model) if posed is None else posed, only)
+        self.problems = _different(_chosen(problems_beside(model) if posed is None else posed, only))
         known = [task for task in self.problems if task != CONTINUED]
         self.asked = tuple(sorted(known, key=lambda task: ORDER.index(task) if task in ORDER else len(ORDER)))
         if not self.asked:
@@ -85,14 +85,14 @@ class TextBench(ModelBench):
         lengths = answer_lengths(find(model.name)) if posed is None else {}
         self.lengths = {task: lengths.get(task, answer_length) for task in self.asked}
         self.block = ANSWER if lengths else answer_length  # tokens that are written together
-        # The shipped judge reads tiny-llada's tokens, and no other model's.
+        # The judge of prose reads the tokens of the model that it was trained for (training.train_causal).
         continued = posed is None and CONTINUED in self.problems
         self.judge: TextJudge | None = text_judge(model.device) if continued else None
         least = min(self.problems, key=lambda task: len(self.problems[task]))
         if samples * len(seeds) > len(self.problems[least]):
             raise UsageError(
-                f"{model.name} has {len(self.problems[least])} problems of the kind {least!r}; {len(seeds)} seeds of "
-                f"{samples} would ask some of them twice and count them as new ones. Take --samples "
+                f"{model.name} has {len(self.problems[least])} different problems of the kind {least!r}; {len(seeds)} "
+                f"seeds of {samples} would ask some of them twice and count them as new ones. Take --samples "
                 f"{max(1, len(self.problems[least]) // len(seeds))} at most, or fewer seeds."
             )
         self._full: dict[int, Written] = {}
@@ -234,6 +234,13 @@ def _chosen(posed: dict[str, list[Problem]], only: Sequence[str]) -> dict[str, l
     if unknown := [task for task in only if task not in posed]:
         raise UsageError(f"There is no task {unknown[0]!r} among these problems; there are {', '.join(posed)}.")
     return {task: posed[task] for task in only} if only else posed
+
+
+def _different(posed: dict[str, list[Problem]]) -> dict[str, list[Problem]]:
+    """Each problem once: a second time, it would count as a new one."""
+    return {
+        task: list({tuple(one["prompt"]): one for one in reversed(some)}.values())[::-1] for task, some in posed.items()
+    }
 
 
 def problems_beside(model: Model) -> dict[str, list[Problem]]:

@@ -13,12 +13,13 @@ from tenuto.errors import UsageError
 from tenuto.models import shipped
 from tenuto.runtime.executor import Executor
 from tenuto.scheduling.rewrite import rewrite
-from tenuto_lab.frontier import DrawingCase, WritingCase, case_of, drawing, measure
+from tenuto_lab.frontier import DrawingCase, WritingCase, case_of, cases, drawing, measure
 from tenuto_lab.frontier.frontier_report import frontier_tables
 from tenuto_lab.frontier.measurements import HIGHEST, compared
 from tenuto_lab.frontier.points import Points, everything, plain_refresh
 from tenuto_lab.frontier.writing import flop_share
 from tenuto_lab.judging.judges import problems
+from tests.helpers import layouts
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +30,9 @@ def dit() -> Any:
 @pytest.fixture(scope="module")
 def llada() -> Any:
     try:
-        return tenuto.load("tiny-llada")
+        return tenuto.load("small-llada")
     except tenuto.TenutoError:
-        pytest.skip("tiny-llada is not here")
+        pytest.skip("small-llada is not here")
 
 
 @pytest.fixture(scope="module")
@@ -145,9 +146,15 @@ def test_points_without_rivals_or_rankings_are_few(dit: Any) -> None:
     assert plain_refresh(scores, 20, 0.25).active.sum() == 5 * len(scores.units)
 
 
-def test_text_is_judged_by_its_answers_and_counted_by_what_it_computes(llada: Any) -> None:
-    case = case_of(llada, 8, samples=1, seeds=1, budgets=(0.5,), rankings=False, block_length=32)
-    assert isinstance(case, WritingCase)
+def test_text_is_judged_by_its_answers_and_counted_by_what_it_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    place = layouts.llada(tmp_path / "llada")
+    judge = layouts.prose(place)
+    monkeypatch.setattr(cases, "text_judge", lambda device: judge)
+    case = case_of(tenuto.load(place), 8, samples=1, seeds=1, budgets=(0.5,), rankings=False, block_length=32)
+    assert isinstance(case, WritingCase) and case.judge is judge and case.answer_length == 16
     case = dataclasses.replace(case, length=16, block_length=8, answer_length=8)
     frontier = measure(case)
     rows = {(row.policy, row.budget): row for row in frontier.rows}
@@ -156,12 +163,19 @@ def test_text_is_judged_by_its_answers_and_counted_by_what_it_computes(llada: An
     assert rows["tenuto", 0.5].flop_work < 0.7
     idle, fewer = rows["all units held (the same as fewer steps)", 0.5], rows["fewer steps", 0.5]
     assert idle.same_tokens == fewer.same_tokens and idle.work == fewer.work == 0.5
-    if full.nll is not None:
-        assert full.nll_delta == 0 and idle.nll == pytest.approx(fewer.nll, abs=1e-4)
+    assert full.nll is not None and full.nll_delta == 0 and idle.nll == pytest.approx(fewer.nll, abs=1e-4)
+
+
+def test_a_model_without_prose_is_asked_its_own_problems_at_their_own_length(llada: Any) -> None:
+    case = case_of(llada, 8, samples=1, seeds=1)
+    assert isinstance(case, WritingCase) and case.judge is None, "the judge reads prose only"
+    assert case.answered == {"arithmetic": "brackets-22"} and case.answer_length == 32
+    asked = case_of(llada, 8, samples=1, seeds=1, answer_length=8)
+    assert isinstance(asked, WritingCase) and asked.answer_length == 8
 
 
 def test_flops_of_text_by_hand(llada: Any) -> None:
-    case = WritingCase(llada, 16, problems(shipped("tiny-llada")), None, length=64, block_length=16)
+    case = WritingCase(llada, 16, problems(shipped("small-llada")), None, length=64, block_length=16)
     scores = tenuto.score(llada)
     assert flop_share(case, everything(scores, 16), 64) == 1
     idle = rewrite(scores, 16, every=4, blocks=4, rows="none", held=1.0)

@@ -39,7 +39,7 @@ def picture(decibels: Any) -> Any:
 
 def text(nats: Any) -> Any:
     ends = {"nll_delta_low": nats - 0.05, "nll_delta_high": nats + 0.05}
-    return {"model": "tiny-llada", "nll": 2 + nats, "nll_delta": nats, **ends, "same_tokens": 0.9, "needle": 0.5}
+    return {"model": "small-llada", "nll": 2 + nats, "nll_delta": nats, **ends, "same_tokens": 0.9, "needle": 0.5}
 
 
 def case_rows(quality: Any, **options: Any) -> Iterator[Any]:
@@ -69,7 +69,7 @@ def nats(decibels: Any) -> Any:
 def measured() -> Any:
     return record_of(
         **{f"tiny-dit:{steps}": list(case_rows(picture, steps=steps)) for steps in (50, 100, 20)},
-        **{"tiny-llada:64": list(case_rows(nats, steps=64))},
+        **{"small-llada:64": list(case_rows(nats, steps=64))},
     )
 
 
@@ -123,7 +123,7 @@ def test_columns_that_nobody_has_are_left_out(measured: Any) -> None:
     titles = [line for line in tables.splitlines() if line.startswith("| way")]
     assert titles[0] == "| way | work | FLOPs | over full | dB to full | perceptual |"
     assert titles[-1] == "| way | work | FLOPs | over full | Δ nats a token | same tokens | needle |"
-    assert "## tiny-llada, 64 steps, ddim" in tables  # of text, the setting, too
+    assert "## small-llada, 64 steps, ddim" in tables  # of text, the setting, too
 
 
 def test_a_difference_that_may_be_nothing_is_marked() -> None:
@@ -150,7 +150,7 @@ def test_comparisons_and_converged_outputs_are_told(measured: Any) -> None:
 
 
 def test_pictures_are_drawn_of_pictures_and_of_text(measured: Any, tmp_path: Path) -> None:
-    for model, least in (("tiny-dit", 900), ("tiny-llada", 500)):
+    for model, least in (("tiny-dit", 900), ("small-llada", 500)):
         path = tmp_path / f"{model}.png"
         frontier_picture(measured, model, path)
         with Image.open(path) as image:
@@ -189,7 +189,7 @@ def test_a_frontier_becomes_one_self_contained_page(
     path = tmp_path / "frontier" / "frontier.json"
     path.parent.mkdir()
     path.write_text(json.dumps(measured))
-    assert models_of(known_frontier(tmp_path) or {}) == ["tiny-dit", "tiny-llada"]
+    assert models_of(known_frontier(tmp_path) or {}) == ["tiny-dit", "small-llada"]
 
     def show(*options: Any) -> Any:
         monkeypatch.setattr(sys, "argv", ["tenuto", "lab", "show", str(path), *map(str, options)])
@@ -200,7 +200,7 @@ def test_a_frontier_becomes_one_self_contained_page(
     status, captured = show("--html", tmp_path / "page.html")
     assert status == 0 and "# Quality against work and time" in captured.out
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert page.count("data:image/png;base64,") == 2 and "<script" not in page and "tiny-llada, 64 steps" in page
+    assert page.count("data:image/png;base64,") == 2 and "<script" not in page and "small-llada, 64 steps" in page
     assert not re.search(r'(src|href)="(?!data:)', page)
     status, captured = show("--png", tmp_path / "one.png")
     assert status == 2 and "--html has all" in captured.err

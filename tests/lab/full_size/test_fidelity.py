@@ -195,7 +195,7 @@ def test_a_published_reference_batch_has_statistics_of_more_pictures_than_come_w
 
 def test_without_torch_fidelity_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "torch_fidelity", None)
-    with pytest.raises(TenutoError, match=r"pip install 'tenuto\[eval\]'.*--features own"):
+    with pytest.raises(TenutoError, match=r"pip install '\.\[eval\]'.*--features own"):
         evaluate_pictures(saved(tmp_path / "a.npz", pixels(5, 8, 8, 3)), tmp_path / "a.npz")
 
 

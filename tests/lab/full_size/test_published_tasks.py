@@ -114,7 +114,7 @@ def test_an_answer_in_a_fence_reaches_the_judge_whole(tmp_path: Path, monkeypatc
     path = tmp_path / "humaneval.jsonl"
     lines = [json.dumps(one) for one in built("humaneval", source("humaneval", tmp_path))]
     path.write_text("\n".join(lines), encoding="utf-8")
-    writer = Writer(tenuto.load("tiny-llada"), length=8)
+    writer = Writer(tenuto.load("small-llada"), length=8)
     fenced = "```python\ndef add(a, b):\n    return a + b\n```"
     monkeypatch.setattr(writer.model.tokenizer, "decode", lambda row: fenced)
     found = run_files(writer, [path], tmp_path / "run.json", allow_code=True)
@@ -170,7 +170,7 @@ def test_the_protocol_lies_in_the_task_file_and_is_printed_beside_the_number(tmp
     run("build", "gsm8k", "--source", source("gsm8k", tmp_path), "-o", task)
     assert protocol_of(task) == TASKS["gsm8k"].told and "zero-shot" in TASKS["gsm8k"].told
     assert len(read_tasks(task, limit=1)) == 1
-    out = run("lm", "tiny-llada", "--tasks-file", task, "--length", 8, "--factor", 1, "--sliding", "-o", results)
+    out = run("lm", "small-llada", "--tasks-file", task, "--length", 8, "--factor", 1, "--sliding", "-o", results)
     assert f"Protocol of renamed: {TASKS['gsm8k'].told}." in out
     assert "8 tokens in a sliding window of 8, the factor rule with a factor of 1" in out
     assert json.loads(results.read_text(encoding="utf-8"))["settings"]["protocols"]["renamed"] == TASKS["gsm8k"].told
@@ -236,7 +236,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
 
 
 def test_mauve_compares_a_run_with_what_people_wrote(tmp_path: Path) -> None:
-    """The three commands, offline: a miniature of WikiText, tiny-llada, and a small GPT-2's features."""
+    """The three commands, offline: a miniature of WikiText, small-llada, and a small GPT-2's features."""
     pytest.importorskip("sklearn")
     make_language_model(tmp_path / "gpt2")
     book = [" ".join(f"the {WORDS[(i * j) % 7]} and" for j in range(30)) for i in range(1, 25)]
@@ -249,7 +249,7 @@ def test_mauve_compares_a_run_with_what_people_wrote(tmp_path: Path) -> None:
         return found.stdout[max(found.stdout.find("{"), 0) :]  # without transformers' progress bars
 
     run("build", "wikitext", "--source", tmp_path / "wiki.test.raw", "-o", task)
-    model = Path(__file__).parents[3] / "weights" / "tiny-llada"
+    model = Path(__file__).parents[3] / "weights" / "small-llada"
     sizes = ["--length", 8, "--block-length", 8, "--parallel", 0.3]
     said = run("lm", model, "--tasks-file", task, *sizes, "-o", results)
     assert "rouge" not in said and "24 texts" in said and "judge them with `tenuto lab eval mauve`" in said

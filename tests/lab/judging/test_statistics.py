@@ -20,6 +20,7 @@ from tenuto_lab.judging.judges import (
     CHUNK,
     PictureJudge,
     TextJudge,
+    answer_lengths,
     build_causal,
     load_text_judge,
     picture_judge,
@@ -285,7 +286,7 @@ def test_a_stored_judge_judges_alike_and_a_damaged_one_is_refused(text_judge: Te
 
 def test_without_transformers_the_judge_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(TenutoError, match=r"pip install tenuto\[pipelines\]"):
+    with pytest.raises(TenutoError, match=r"pip install '\.\[pipelines\]'"):
         build_causal(LLAMA)
 
 
@@ -293,23 +294,25 @@ def test_without_transformers_the_judge_says_what_to_install(monkeypatch: pytest
 
 
 def test_every_shipped_problem_fits_and_is_made_of_the_models_tokens() -> None:
-    directory = shipped_or_skip("tiny-llada")
-    if not (directory / "problems.json").exists():
-        pytest.skip("tiny-llada has no problems.json")
+    directory = shipped_or_skip("small-llada")
     found, config = problems(directory), json.loads((directory / "config.json").read_text())
-    assert set(found) == {"needle", "arithmetic", "text"}
+    lengths = answer_lengths(directory)
+    assert set(found) == set(lengths)
     for task, posed in found.items():
-        assert len(posed) == 300 and len({tuple(problem["prompt"]) for problem in posed}) == 300
+        different = 46 if task == "code-1" else 64  # short programs repeat; an experiment asks each of them once
+        assert len(posed) == 64 and len({tuple(problem["prompt"]) for problem in posed}) == different
         for problem in posed:
-            room = 128 if task == "text" else 16
-            assert problem["prompt"][0] == llada_text.BOS and len(problem["prompt"]) + room <= 256
+            room = lengths[task]
+            assert problem["prompt"][0] == llada_text.BOS
+            assert len(problem["prompt"]) + room <= config["max_sequence_length"]
             assert 1 <= len(problem["answer"]) <= room
             assert 2 < max(problem["prompt"] + problem["answer"]) < config["vocab_size"]
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    for problem in found["needle"]:
-        text, code = tokenizer.decode(problem["prompt"]), tokenizer.decode(problem["answer"])
-        word = text.rsplit("the code of ", 1)[1].removesuffix("? Answer:")
-        assert f"The code of {word} is{code}." in text
+    for problem in found["codes-16"]:
+        text, codes = tokenizer.decode(problem["prompt"]), tokenizer.decode(problem["answer"])
+        words = text.rsplit("the code of ", 1)[1].removesuffix("? Answer:").split(" and ")
+        for word, code in zip(words, codes.split(), strict=True):
+            assert f"The code of {word} is {code}." in text
 
 
 @pytest.mark.parametrize(

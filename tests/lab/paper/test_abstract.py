@@ -28,12 +28,14 @@ from tenuto_lab.paper.results_page import (
     differs,
     found_again,
     results_page,
+    retired_of,
     titled,
     without_repeats,
 )
 from tenuto_lab.paper.smallest import read_smallest
 from tenuto_lab.paper.speeds import ladder_rows, mode_rows, runs_differ
 from tenuto_lab.paper.ways import RUINED, SATURATED
+from tenuto_lab.retired import CARD, RETIRED
 from tenuto_lab.speed.ladder_report import read_ladder
 
 ROOT = Path(__file__).parents[3]
@@ -72,7 +74,7 @@ def test_every_claim_has_a_line_and_an_experiment() -> None:
     assert len(rows) == len(CLAIMS) and all(len(one) == len(HEAD) for one in rows)
     (ranked,) = [one for one in rows if one[0].startswith("At equal work")]
     assert ranked[1:4] == ("better in 28 of 28 (Table 5)", "better in 1 of 2, worse in 1", "**does not hold**")
-    assert "tiny-dit: 1 better; tiny-uvit: 1 worse; tiny-llada, tiny-sdxl not measured" in ranked[4]
+    assert "tiny-dit: 1 better; tiny-uvit: 1 worse; small-llada, tiny-sdxl not measured" in ranked[4]
     assert "every order raises the FID (× 10)" in ranked[4]
     assert ranked[4].endswith("See [Rankings](#rankings)."), "a verdict names what it rests on"
     assert sum(one[3] == "not run" and one[4].startswith("`") for one in rows) == len(CLAIMS) - 1
@@ -155,7 +157,23 @@ def test_a_model_that_a_claim_is_not_about_has_an_empty_cell() -> None:
     """Of text there is the lemma and no theorem."""
     rows = [row("tiny-llada", "yes", "Lemma 2: units"), row("tiny-dit", "yes", "Theorem 1: rank correlation")]
     (line,) = [line for line in models_table([record("bounds", rows)]) if "perturbation" in line]
-    assert line.endswith("|  | 1 yes | not measured |  |")
+    assert line.endswith("|  |  | 1 yes | not measured |  |"), "neither on the model that is gone nor on the next one"
+
+
+def test_a_model_that_is_gone_is_still_shown_and_its_command_is_named_once() -> None:
+    """What was measured on it stays in its column; the model that came in its place was not measured there."""
+    gone = record("rankings", [row("tiny-llada", "yes"), row("tiny-dit", "no")])
+    head, *lines = models_table([gone])
+    assert head.startswith("| the abstract says | tiny-llada | small-llada | tiny-dit |")
+    (ranked,) = [line for line in lines if "At equal work" in line]
+    assert ranked.endswith("| 1 yes | not measured | 1 no | not measured | not measured |")
+    (told,) = [one for one in abstract_rows([gone]) if one[0].startswith("At equal work")]
+    assert "small-llada" not in told[4], "another model that writes stands in for it"
+    (said,) = retired_of([gone, gone])
+    assert "`python -m training.train_llada`" in said and retired_of([record("maps", [row("tiny-dit", "yes")])]) == []
+    for model, command in RETIRED.items():
+        card = ROOT / "results" / CARD.format(model)
+        assert f"{command} " in card.read_text(encoding="utf-8") and f"(../{card.relative_to(ROOT)})" in said
 
 
 def timing(case: str, mode: str, ms: float, spread: float = 0.0, schedule: str = "lifetimes 35%") -> dict[str, Any]:

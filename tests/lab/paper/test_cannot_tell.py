@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tenuto.errors import TenutoError
+from tenuto.errors import TenutoError, UsageError
 from tenuto.models import find
 from tenuto_lab.judging.judges import answer_lengths, problems
 from tenuto_lab.paper import Lab, Protocol
@@ -80,12 +80,22 @@ def test_a_file_of_problems_may_say_how_long_answers_are(tmp_path: Path) -> None
 
 
 def test_the_problems_of_the_shipped_models_are_read() -> None:
-    for name in ("tiny-llada", "weights/small-llada"):
+    for name in ("small-llada",):
         try:
             place = find(name)
         except TenutoError:
             pytest.skip(f"{name} is not here")
         assert problems(place)
+
+
+def test_a_problem_that_stands_twice_in_a_file_is_asked_once(tmp_path: Path) -> None:
+    place = layouts.llada(tmp_path / "llada")
+    posed = [{"prompt": [2, 3], "answer": [i]} for i in (4, 5)] + [{"prompt": [2, 4], "answer": [4]}]
+    (place / "problems.json").write_text(json.dumps({"provenance": {}, "problems": {"sort": posed}}))
+    bench: Any = Lab((str(place),), 2, 1).bench(str(place))
+    assert bench.problems == {"sort": posed[::2]}
+    with pytest.raises(UsageError, match="has 2 different problems of the kind 'sort'"):
+        Lab((str(place),), 3, 1).bench(str(place))
 
 
 def test_answers_have_the_length_of_their_task_and_are_written_in_blocks(tmp_path: Path) -> None:

@@ -211,6 +211,7 @@ def test_fine_texture_is_what_changes_from_pixel_to_pixel() -> None:
     assert failing._carries("Tom has 17 cups and finds 5 more. How many?")
     assert not failing._carries("Tom has 12 cups and finds 5 more. How many?")
     assert failing._carries("Rose has 64 cups and loses 39. How many?")
+    assert failing._carries("add: 86218 + 73735 =") and not failing._carries("add: 86218 + 73731 =")
 
 
 @pytest.mark.parametrize("name", list(EXPERIMENTS))
@@ -220,8 +221,8 @@ def test_every_experiment_writes_rows_a_table_and_its_figure(
     """From the command line to the files, at the smallest size."""
     for constant, value in (("BATCH", 2), ("ASKED", 2), ("TIMED", 1)):
         monkeypatch.setattr(tuning_task, constant, value)
-    text = EXPERIMENTS[name].models == ("tiny-llada",)
-    model = ["--model", "tiny-llada", "--seeds", "1"] if text else ["--checkpoint", checkpoint, "--seeds", "2"]
+    text = EXPERIMENTS[name].models == ("small-llada",)
+    model = ["--model", "small-llada", "--seeds", "1"] if text else ["--checkpoint", checkpoint, "--seeds", "2"]
     samples, steps = (1, 4) if text else (2, 8)
     arguments = [*model, "--samples", str(samples), "--steps", str(steps), "-o", str(tmp_path), "--json"]
     done = CliRunner().invoke(app, ["experiment", name, *arguments, "--orders", "2"])
@@ -338,8 +339,8 @@ def test_a_run_stops_in_time_and_goes_on(checkpoint: Any, tmp_path: Path) -> Non
 
 
 def test_problems_are_not_asked_twice() -> None:
-    with pytest.raises(UsageError, match="has 300 problems of the kind .* Take --samples 30 at most"):
-        Lab(("tiny-llada",), samples=31, seeds=10).bench("tiny-llada")
+    with pytest.raises(UsageError, match="has 46 different problems of the kind .* Take --samples 4 at most"):
+        Lab(("small-llada",), samples=5, seeds=10).bench("small-llada")
 
 
 def test_a_table_fits_a_hundred_columns(checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,12 +463,12 @@ def test_the_page_says_which_command_makes_which_table_and_how_long_it_takes(tmp
     assert f"| Table 5: static rankings at a matched budget | {command} | about 15 min | 31 s |" in lines
     assert sum(line.startswith("| ") and "`tenuto lab experiment" in line for line in lines) == len(EXPERIMENTS)
     assert "\n`c` at d, one core, torch 2." in lines
-    assert options_of("rankings")[:2] == ("--model", "tiny-dit") and options_of("language")[1] == "tiny-llada"
+    assert options_of("rankings")[:2] == ("--model", "tiny-dit") and options_of("language")[1] == "small-llada"
 
 
 def test_text_is_tried_by_whatever_runs_it() -> None:
-    bench = Lab(("tiny-llada",), 1, 1).bench("tiny-llada")
+    bench: Any = Lab(("small-llada",), 1, 1).bench("small-llada")
     network, scores = bench.model.network, bench.scores
     drift = bench.trial(lambda steps, blocks: ActivationDrift(network, everything(scores, steps)), 4)
-    assert drift.work == 1 and drift.values["same tokens"] == [1.0]
-    assert {"arithmetic", "needle", "needle, longest", "distinct"} <= set(drift.values)
+    assert drift.work == 1 and drift.values["same tokens"] == [1.0] * len(bench.asked)
+    assert {"all tasks", "sums-5", "codes-16", "distinct"} <= set(drift.values)

@@ -118,7 +118,7 @@ def test_nonsense_is_refused(dit: Any) -> None:
 
 
 def test_a_lesson_hides_parts_of_answers_and_asks_for_them() -> None:
-    task, seen = _Task(tenuto.load("tiny-llada"), 0), []
+    task, seen = _Task(tenuto.load("small-llada"), 0), []
 
     def network(given: Any) -> Any:
         seen.append(given)

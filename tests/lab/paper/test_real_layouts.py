@@ -15,7 +15,7 @@ from tenuto.runtime.executor import Executor
 from tenuto_lab.cli import app
 from tenuto_lab.frontier.frontier_report import frontier_tables
 from tenuto_lab.frontier.writing import as_expected
-from tenuto_lab.paper import EXPERIMENTS, Lab, Protocol, freezing
+from tenuto_lab.paper import EXPERIMENTS, Lab, Protocol, freezing, writing_bench
 from tenuto_lab.paper.writing_bench import read_problems
 from tests.helpers import layouts
 
@@ -249,7 +249,7 @@ def test_an_option_that_the_model_cannot_use_is_refused_at_once(
     assert not out.exists() or not list(out.glob("*.json")), "nothing was computed"
 
 
-ASKING = [name for name, one in EXPERIMENTS.items() if "tiny-llada" in one.models]
+ASKING = [name for name, one in EXPERIMENTS.items() if "small-llada" in one.models]
 
 
 @pytest.mark.parametrize("name", ASKING)
@@ -270,6 +270,29 @@ def test_problems_without_sums_have_wrong_answers_and_no_carries(tmp_path: Path)
     rows = {row["quantity"]: row for row in record["rows"]}
     assert rows["τ = 2: wrong answers among 2 of the kind gsm8k, share"]["holds"] is None
     assert not any("carry" in quantity for quantity in rows)
+
+
+def test_prose_is_continued_and_judged_and_the_longest_needles_are_asked_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = layouts.llada(tmp_path / "llada")
+    judge = layouts.prose(place)
+    monkeypatch.setattr(writing_bench, "text_judge", lambda device: judge)
+    record = done("language", tmp_path, "--checkpoint", str(place), "--granularity", "block", size=(2, 1, 8))
+    rows = {row["quantity"]: row for row in record["rows"] if row["model"] == "llada"}
+    assert rows["spectral: needle in the longest contexts (paper: 4,096 tokens), share right"]["paper"] == 0.992
+    assert rows["spectral: nats a token by which its text is likelier"]["measured"] is not None
+    assert "its likelihood changes by" in record["finding"]
+    assert {"full: arithmetic, share right", "full: needle, share right"} <= set(rows)
+
+
+def test_sums_that_carry_are_counted_apart(tmp_path: Path) -> None:
+    """By the name of their task: those beside the shipped model are of one length each."""
+    place, file = layouts.llada(tmp_path / "llada"), tmp_path / "p.jsonl"
+    lines = [{"task": "sums-2", "prompt": f"w{i} w1", "answer": "w2"} for i in range(2)]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    record = done("failures", tmp_path, "--checkpoint", str(place), "--problems", str(file), size=(2, 1, 8))
+    assert any("that carry, share" in row["quantity"] for row in record["rows"])
 
 
 def test_only_the_tasks_that_are_named_are_asked(tmp_path: Path) -> None:

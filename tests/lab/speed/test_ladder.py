@@ -44,12 +44,12 @@ def test_inputs_are_those_a_sampler_gives(subject: Any) -> None:
         assert set(named) == ({"modulations"} if ahead else set())
 
 
-@pytest.mark.parametrize("name", ["tiny-llada", "tiny-sdxl", "tiny-uvit"])
+@pytest.mark.parametrize("name", ["small-llada", "tiny-sdxl", "tiny-uvit"])
 def test_every_family_can_be_a_subject(name: str) -> None:
     import tenuto
 
     model = tenuto.load(name)
-    tokens = 48 if name == "tiny-llada" else None
+    tokens = 48 if name == "small-llada" else None
     one = timed_network(name, model.network, model.architecture, model.config, batch=2, tokens=tokens)
     with torch.inference_mode():
         for inputs, named in one.inputs([True]):
