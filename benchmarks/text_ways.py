@@ -114,6 +114,14 @@ def eight_first(evaluation: int) -> bool:
     return bool(full_steps(np.array(evaluation), "careful"))
 
 
+def always(evaluation: int) -> bool:
+    return True
+
+
+def every_second(evaluation: int) -> bool:
+    return evaluation % 2 == 0
+
+
 def until(last: int, evaluation: int) -> bool:
     return evaluation <= last
 
@@ -160,6 +168,15 @@ def caches() -> dict[str, list[rules.Rule]]:
             rules.ours(NEVER, name="everything once, a finished block again", lean=True, again="block"),
             rules.ours(8, name="everything every 8, a finished block again", lean=True, again="block"),
             rules.ours(NEVER, name="everything when a block begins", lean=True, again="everything"),
+        ],
+        "ours, the prompt cached": [
+            rules.ours(always, name=f"the whole answer always, the prompt {when}", prompt=now)
+            for when, now in (
+                ("at 0 to 4, 8, 16, …", early),
+                ("at 0 to 8, 16, 32, …", eight_first),
+                ("every 2", every_second),
+                ("once", partial(until, 0)),
+            )
         ],
         "ours, the prompt rarely": [
             rules.ours(
