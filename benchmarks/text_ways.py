@@ -101,7 +101,7 @@ def selections(scores: Scores) -> dict[str, frozenset[str]]:
 
 
 def early(evaluation: int) -> bool:
-    """The product's default: everything at the first four evaluations, and at the powers of two."""
+    """Everything at the first four evaluations, and at the powers of two."""
     return bool(full_steps(np.array(evaluation), "early"))
 
 
@@ -110,7 +110,7 @@ def doubling(evaluation: int) -> bool:
 
 
 def eight_first(evaluation: int) -> bool:
-    """The product's default for thresholds from 0.95 on."""
+    """The product's default for thresholds below 0.95: everything at the first eight, and at the powers of two."""
     return bool(full_steps(np.array(evaluation), "careful"))
 
 

@@ -29,13 +29,13 @@ from tenuto.scheduling.schedule import Rows, Schedule
 LENGTH = 64  # tokens to write
 BLOCK = 32  # tokens of a block, if a text has several blocks
 PARALLEL = 0.9  # Fast-dLLM's threshold; docs/language.md says what it costs, and what higher ones cost
-SURE = 0.95  # from this threshold on, more evaluations compute all positions, so that no task loses accuracy
+SURE = 0.95  # who asks for this threshold or more asks for accuracy: every cache loses some tasks, so there is none
 PAD = 64  # if graphs are recorded, prompts are padded to a multiple of this
 
 
 def every_for(parallel: float | None) -> Every:
     """The evaluations at which all positions are computed, for a threshold of parallel decoding; None: another rule."""
-    return "careful" if parallel is not None and parallel >= SURE else "early"
+    return 1 if parallel is not None and parallel >= SURE else "careful"
 
 
 def load(
@@ -175,9 +175,9 @@ class LanguageModel:
                       fast as full inference, or a `schedule` that was made before. With none of the three and one
                       token a step, everything is computed
         every         instead, with `parallel` or `factor`: compute all positions at every N-th evaluation, and one
-                      block with a KV cache at the others. By default "early": all positions at the first four
-                      evaluations and at the powers of two; with a threshold of 0.95 or more "careful": at the first
-                      eight and at the powers of two. 1: all positions at every evaluation
+                      block with a KV cache at the others. By default "careful": all positions at the first eight
+                      evaluations and at the powers of two; with a threshold of 0.95 or more 1: no cache, all positions
+                      at every evaluation. "early": at the first four and at the powers of two
         length        tokens to write
         steps         network evaluations. By default the schedule's, or one for each token
         block_length  tokens of a block, which is finished before the next one begins. By default the schedule's, or 32

@@ -156,6 +156,19 @@ def test_an_answer_that_ends_before_a_block_is_computed_alone_reused_nothing():
     assert texts.summary().endswith("everything computed")
 
 
+def test_a_shipped_model_in_8_bits_sorts_what_a_cache_gets_wrong():
+    """No cache is the default from 0.95 on: words of a prompt look different once others of them are written."""
+    model = tenuto.text.load("reasoning-llada")
+    parameters = list(model.model.network.parameters())
+    assert {one.dtype for one in parameters} == {torch.float32} and sum(one.numel() for one in parameters) > 30e6
+    prompt = "sort: 93 51 52 46 70 32 90 76 92 33 91 61 89 4 70 60 60 13 0 65 ->"
+    options = {"length": 64, "block_length": 16}
+    by_default = model.generate([prompt], parallel=0.97, **options)
+    assert by_default[0] == " 0 4 13 32 33 46 51 52 60 60 61 65 70 70 76 89 90 91 92 93"
+    assert by_default.summary().endswith("everything computed") and by_default.steps < 20
+    assert by_default.steps > 8 and model.generate([prompt], parallel=0.97, every="early", **options) != by_default
+
+
 def test_one_token_is_not_called_tokens():
     assert Texts(["a"], 1, 0.5, 1, None).summary().startswith("1 token in 0.50 s (2.0 tokens/s), 1 evaluation, ")
 
@@ -203,11 +216,11 @@ def test_with_parallel_decoding_the_summary_says_what_was_reused(model):
     assert "8 evaluations, 2 of everything and 6 of a block, from the KV cache" in texts.summary()
     assert model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, **OPTIONS).steps == 8
     by_default = model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, **OPTIONS)
-    assert "everything computed" in by_default.summary(), "from 0.95 on, the first eight evaluations compute everything"
-    assert by_default == model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, every="careful", **OPTIONS)
+    assert "everything computed" in by_default.summary(), "from 0.95 on there is no cache"
+    assert by_default == model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, every=1, **OPTIONS)
     early = model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, every="early", **OPTIONS)
     assert "8 evaluations, 5 of everything and 3 of a block" in early.summary()
-    assert [every_for(one) for one in (None, 0.9, 0.95, 0.99)] == ["early", "early", "careful", "careful"]
+    assert [every_for(one) for one in (None, 0.9, 0.95, 0.99)] == ["careful", "careful", 1, 1]
     full = model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, every=1, **OPTIONS)
     assert "everything computed" in full.summary()
     with pytest.raises(UsageError, match="goes with parallel decoding"):

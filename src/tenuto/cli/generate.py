@@ -87,8 +87,8 @@ def generate(
             parser=period,
             metavar="N|early|careful",
             help="Text, with --parallel or --factor: compute all positions at every N-th evaluation, else a block. "
-            "early, the default: at the first four, then ever more rarely. careful, the default of thresholds from "
-            "0.95 on: at the first eight.",
+            "careful, the default: at the first eight, then ever more rarely; early: at the first four. From a "
+            "threshold of 0.95 on the default is 1: no KV cache.",
         ),
     ] = None,
     sliding: Annotated[
