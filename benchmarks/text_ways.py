@@ -114,6 +114,11 @@ def eight_first(evaluation: int) -> bool:
     return bool(full_steps(np.array(evaluation), "careful"))
 
 
+def six_first(evaluation: int) -> bool:
+    """Everything at the first six evaluations, and at the powers of two."""
+    return bool(full_steps(np.array(evaluation), "checked"))
+
+
 def always(evaluation: int) -> bool:
     return True
 
@@ -168,6 +173,10 @@ def caches() -> dict[str, list[rules.Rule]]:
             rules.ours(NEVER, name="everything once, a finished block again", lean=True, again="block"),
             rules.ours(8, name="everything every 8, a finished block again", lean=True, again="block"),
             rules.ours(NEVER, name="everything when a block begins", lean=True, again="everything"),
+        ],
+        "ours, checked": [
+            rules.checked(rules.ours(full, lean=True), f"everything {told} and after a failed check")
+            for full, told in ((six_first, "at 0 to 6, 8, 16, …"), (early, "at 0 to 4, 8, 16, …"))
         ],
         "ours, the prompt cached": [
             rules.ours(always, name=f"the whole answer always, the prompt {when}", prompt=now)
