@@ -10,6 +10,8 @@ of a batch is decoded independently. The device decides all of the following:
     written   of the masks that were computed, the guesses that `accepted` allows. If the last evaluation wrote a whole
               block, no mask was computed: this evaluation only brings the cache up to date
     ended     a row ends when no mask is left, or none before its first end-of-text
+    checked   if the schedule says so: before a full step, the step that the cache would allow is made as well. If it
+              would write a token that the full step does not write, the row uses the cache no more
 
 So all shapes are fixed, CUDA graphs can be used, and the device does not wait for the host. The host learns one
 evaluation late which tokens were written, and whether all rows have ended; the evaluation that it started meanwhile
@@ -31,6 +33,7 @@ from tenuto.sampling.guesses import Likeliest, accepted, choose_tokens, confiden
 from tenuto.sampling.prompts import Canvas
 from tenuto.sampling.settings import MaskedSampling
 from tenuto.sampling.window import Rules, packing, plan, settle
+from tenuto.scheduling.rewrite import checks
 
 MANY = 128  # positions of a step in all rows, from which arithmetic takes longer than reading the weights
 ROUND = 32  # numbers of positions are multiples of it
@@ -43,12 +46,14 @@ class Written:
     positions, tokens  [B, count]; positions are counted from the end of each prompt
     first              the index of the batch's first prompt
     kept               bool [B, count]: which of them were written; None means all
+    whole              whether the step computed all positions, of one row at least
     """
 
     positions: Tensor
     tokens: Tensor
     first: int
     kept: Tensor | None = None
+    whole: bool = True
 
     def of(self, row: int) -> dict[int, int]:
         """What was written in one row of the batch: a token for each position. This reads values."""

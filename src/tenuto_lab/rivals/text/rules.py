@@ -12,9 +12,10 @@ elastic      Elastic-Cache's window (Nguyen-Tri et al.): the leftmost masks of t
              tokens just written. Its trigger, which looks at attention weights to recompute layers, is left out
 ours         tenuto.sampling.parallel: tokens just written, then the block's masks from left to right, at most as many
              in all as a block has (`lean`; otherwise filled up with other tokens of the block); everything at every
-             R-th evaluation, or at those that a function names. `checked`: see there. `again`: when a row begins its next block, the
+             R-th evaluation, or at those that a function names. `again`: when a row begins its next block, the
              finished one, or everything, is computed once more. `after`: everything is computed when a row has got so
              many tokens since the last time
+checked      any of these with a check of the cache
 """
 
 from collections.abc import Callable, Sequence
