@@ -114,8 +114,8 @@ def eight_first(evaluation: int) -> bool:
     return bool(full_steps(np.array(evaluation), "careful"))
 
 
-def six_first(evaluation: int) -> bool:
-    """Everything at the first six evaluations, and at the powers of two."""
+def seven_first(evaluation: int) -> bool:
+    """Everything at the first seven evaluations, and at the powers of two."""
     return bool(full_steps(np.array(evaluation), "checked"))
 
 
@@ -176,7 +176,7 @@ def caches() -> dict[str, list[rules.Rule]]:
         ],
         "ours, checked": [
             rules.checked(rules.ours(full, lean=True), f"everything {told} and after a failed check")
-            for full, told in ((six_first, "at 0 to 6, 8, 16, …"), (early, "at 0 to 4, 8, 16, …"))
+            for full, told in ((seven_first, "at 0 to 6, 8, 16, …"), (early, "at 0 to 4, 8, 16, …"))
         ],
         "ours, the prompt cached": [
             rules.ours(always, name=f"the whole answer always, the prompt {when}", prompt=now)
