@@ -110,12 +110,12 @@ def doubling(evaluation: int) -> bool:
 
 
 def eight_first(evaluation: int) -> bool:
-    """The product's default for thresholds below 0.95: everything at the first eight, and at the powers of two."""
+    """Everything at the first eight evaluations, and at the powers of two."""
     return bool(full_steps(np.array(evaluation), "careful"))
 
 
 def seven_first(evaluation: int) -> bool:
-    """Everything at the first seven evaluations, and at the powers of two."""
+    """The product's default, with a check: everything at the first seven evaluations, and at the powers of two."""
     return bool(full_steps(np.array(evaluation), "checked"))
 
 

@@ -167,7 +167,7 @@ def test_the_factor_rule_is_on_the_command_line(tenuto: Run) -> None:
     fast = json.loads(out)
     _, out, _ = tenuto("generate", "tiny-llada", *arguments, "--parallel", 1.0)
     slow = json.loads(out)
-    assert fast["factor"] == 1.0 and fast["every"] == "careful" and "parallel" not in fast
+    assert fast["factor"] == 1.0 and fast["every"] == "checked" and "parallel" not in fast
     assert fast["steps"] < slow["steps"] and fast["texts"] == slow["texts"]
     status, out, _ = tenuto("chat", "tiny-llada", "--prompt", "close: ([{ ->", "--length", 8, "--factor", 1.0)
     assert status == 0 and "}])" in out
@@ -187,9 +187,9 @@ def test_a_sliding_window_is_on_the_command_line(tenuto: Run) -> None:
 
 def test_parallel_decoding_computes_everything_early(tenuto: Run) -> None:
     arguments = ("--prompt", "close: ( ->", "--length", 16, "--parallel", 1.0, "--json")
-    ways = (("--every", "careful"), ("--every", "early"), ())
+    ways = (("--every", "careful"), ("--every", "early"), ("--every", 1))
     careful, early, full = (json.loads(tenuto("generate", "tiny-llada", *arguments, *more)[1]) for more in ways)
-    assert (careful["every"], early["every"], full["every"]) == ("careful", "early", 1)  # from 0.95 on, no cache
+    assert (careful["every"], early["every"], full["every"]) == ("careful", "early", 1)
     for record, whole in ((careful, range(9)), (early, range(5))):
         taken = record["steps"]
         assert 6 <= taken <= 16 and record["work"] == pytest.approx(len({*whole, 8} & {*range(taken)}) / taken)
