@@ -221,6 +221,34 @@ def test_results_do_not_depend_on_the_batch_and_rows_go_at_their_own_pace(networ
     assert any(len(at) > 1 for at in blocks)
 
 
+def test_a_row_whose_cache_fails_its_check_uses_it_no_more_and_the_others_do(
+    network: LLaDA, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So rows with and without a cache are in one batch; what they write does not depend on that."""
+    from tenuto.sampling import parallel
+    from tenuto.sampling.checking import Trust
+
+    made = []
+
+    class Told(Trust):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+    monkeypatch.setattr(parallel, "Trust", Told)
+    prompts = [[2 + (5 * i + 3 * j) % 18 for j in range(4 + i % 3)] for i in range(8)]
+    sampling = MaskedSampling(16, 16, 4, parallel=0.15, stop_at_eos=False)
+    steps = list(write_tokens(kept(network, "checked", 16), prompts, sampling=sampling))
+    (trust,) = made
+    assert trust.broken and not trust.all_broken and 0 < int(trust.rows.sum()) < len(prompts)
+    assert all(step.whole for step in steps), "the rows without a cache compute everything"
+    for row, prompt in enumerate(prompts):
+        expected, _ = naive(network, prompt, sampling, row, "checked")
+        assert [
+            token for _, token in sorted({k: v for one in steps for k, v in one.of(row).items()}.items())
+        ] == expected
+
+
 class Scripted(torch.nn.Module):
     """Is sure of end-of-text at one place of each row and of 5 before it, and of nothing behind it."""
 
