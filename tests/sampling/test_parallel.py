@@ -226,7 +226,7 @@ def test_a_row_whose_cache_fails_its_check_uses_it_no_more_and_the_others_do(
 ) -> None:
     """So rows with and without a cache are in one batch; what they write does not depend on that."""
     from tenuto.sampling import parallel
-    from tenuto.sampling.checking import Trust
+    from tenuto.sampling.trust import Trust
 
     made = []
 

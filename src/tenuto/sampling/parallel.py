@@ -29,10 +29,10 @@ from torch import Tensor
 from tenuto.models.language import LanguageConfig, LanguageNetwork
 from tenuto.runtime.compilation import compiling
 from tenuto.runtime.executor import Executor, Generation
-from tenuto.sampling.checking import Trust
 from tenuto.sampling.guesses import Likeliest, accepted, choose_tokens, confidences, nucleus, probability
 from tenuto.sampling.prompts import Canvas
 from tenuto.sampling.settings import MaskedSampling
+from tenuto.sampling.trust import Trust
 from tenuto.sampling.window import Rules, packing, plan, settle
 
 MANY = 128  # positions of a step in all rows, from which arithmetic takes longer than reading the weights
