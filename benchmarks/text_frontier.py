@@ -194,7 +194,8 @@ def paired(record: dict[str, Any], first: str, second: str) -> dict[str, tuple[f
 
 
 def full_name(record: dict[str, Any]) -> str:
-    return next(name for name, way in record["ways"].items() if way["method"] == FULL)
+    """The way that the others are compared with: full inference; or, where it was not measured, the last way."""
+    return next((name for name, way in record["ways"].items() if way["method"] == FULL), list(record["ways"])[-1])
 
 
 def choices(record: dict[str, Any]) -> list[dict[str, Any]]:
@@ -232,7 +233,8 @@ def split(record: dict[str, Any]) -> str:
 
 
 def table(record: dict[str, Any]) -> str:
-    unable = record.get("cannot_tell", {})
+    unable, reference = record.get("cannot_tell", {}), full_name(record)
+    against = FULL if record["ways"][reference]["method"] == FULL else f"“{reference}”"
     full = record["ways"][full_name(record)]["levels"]
     told = []
     for task, level in record["levels"]:
@@ -245,11 +247,11 @@ def table(record: dict[str, Any]) -> str:
         "",
         "\n\n".join(origin(made) for made in record.get("parts", [record["provenance"]])),
         "",
-        f"Model: {record['parameters'] / 1e6:.1f} million parameters. Levels, and how often full inference is right: "
+        f"Model: {record['parameters'] / 1e6:.1f} million parameters. Levels, and how often {against} is right: "
         f"{levels}; {record['problems']} problems of each. {split(record)} “Fewer” counts evaluation-equivalents "
-        "against full inference, level by level. Intervals are of the paired difference, at 95 %.",
+        f"against {against}, level by level. Intervals are of the paired difference, at 95 %.",
         "",
-        "| method | chosen | right | against full inference | worst level | evaluations | fewer |",
+        f"| method | chosen | right | against {against} | worst level | evaluations | fewer |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for one in choices(record):
@@ -276,7 +278,7 @@ def table(record: dict[str, Any]) -> str:
         lines.append(f"| {one['method']}: {name} | {one['accuracy']:.1%} | {one['fewer']:.1f}× | {levels} |")
     lines += [
         "",
-        "## Against full inference, level by level",
+        f"## Against {against}, level by level",
         "",
         "Points gained or lost on all problems, with half of the paired 95 % interval, and how many times less work.",
         "",
@@ -290,7 +292,7 @@ def table(record: dict[str, Any]) -> str:
             f"{np.mean(full[level]['work']) / np.mean(own[level]['work']):.1f}×"
             for level in names
         ]
-        if name != full_name(record):
+        if name != reference:
             lines.append(f"| {record['ways'][name]['method']}: {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

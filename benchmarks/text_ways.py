@@ -101,7 +101,7 @@ def selections(scores: Scores) -> dict[str, frozenset[str]]:
 
 
 def early(evaluation: int) -> bool:
-    """The product's default: everything at the first four evaluations, and at the powers of two."""
+    """Everything at the first four evaluations, and at the powers of two."""
     return bool(full_steps(np.array(evaluation), "early"))
 
 
@@ -110,8 +110,21 @@ def doubling(evaluation: int) -> bool:
 
 
 def eight_first(evaluation: int) -> bool:
-    """The product's default for thresholds from 0.95 on."""
+    """Everything at the first eight evaluations, and at the powers of two."""
     return bool(full_steps(np.array(evaluation), "careful"))
+
+
+def seven_first(evaluation: int) -> bool:
+    """The product's default, with a check: everything at the first seven evaluations, and at the powers of two."""
+    return bool(full_steps(np.array(evaluation), "checked"))
+
+
+def always(evaluation: int) -> bool:
+    return True
+
+
+def every_second(evaluation: int) -> bool:
+    return evaluation % 2 == 0
 
 
 def until(last: int, evaluation: int) -> bool:
@@ -160,6 +173,19 @@ def caches() -> dict[str, list[rules.Rule]]:
             rules.ours(NEVER, name="everything once, a finished block again", lean=True, again="block"),
             rules.ours(8, name="everything every 8, a finished block again", lean=True, again="block"),
             rules.ours(NEVER, name="everything when a block begins", lean=True, again="everything"),
+        ],
+        "ours, checked": [
+            rules.checked(rules.ours(full, lean=True), f"everything {told} and after a failed check")
+            for full, told in ((seven_first, "at 0 to 6, 8, 16, …"), (early, "at 0 to 4, 8, 16, …"))
+        ],
+        "ours, the prompt cached": [
+            rules.ours(always, name=f"the whole answer always, the prompt {when}", prompt=now)
+            for when, now in (
+                ("at 0 to 4, 8, 16, …", early),
+                ("at 0 to 8, 16, 32, …", eight_first),
+                ("every 2", every_second),
+                ("once", partial(until, 0)),
+            )
         ],
         "ours, the prompt rarely": [
             rules.ours(

@@ -420,16 +420,23 @@ def write_problems(
     record: dict[str, Any],
     made: dict[str, Any],
 ) -> None:
-    """JSON with one problem a line, in the checkpoint's own tokens, and how many tokens each task's answers get."""
+    """The problems of these levels, and texts to continue."""
     stored = {name: [one.problem for one in posed[name][:STORED]] for name in names}
     stored |= {"text": texts} if texts else {}
+    lengths = {name: record[name]["length"] for name in names} | ({"text": TEXT_LENGTH} if texts else {})
+    write_problem_file(path, stored, lengths, made)
+
+
+def write_problem_file(
+    path: Path, stored: Mapping[str, Sequence[Problem]], lengths: Mapping[str, int], made: Mapping[str, Any]
+) -> None:
+    """JSON with one problem a line, in the checkpoint's own tokens, and how many tokens each task's answers get."""
     tasks = [
         f"{json.dumps(name)}: [\n"
         + ",\n".join(json.dumps(one._asdict(), separators=(",", ":")) for one in some)
         + "\n]"
         for name, some in stored.items()
     ]
-    lengths = {name: record[name]["length"] for name in names} | ({"text": TEXT_LENGTH} if texts else {})
     head = f'"provenance": {json.dumps(made, ensure_ascii=False)},\n"lengths": {json.dumps(lengths)}'
     write_text(path, f'{{{head},\n"problems": {{\n' + ",\n".join(tasks) + "\n}}\n")
 

@@ -29,11 +29,12 @@ from tenuto.sampling.pictures import generate
 from tenuto_lab.judging.judges import picture_judge
 from tenuto_lab.judging.statistics import mean_interval
 from training.autoencoder import load_autoencoder
-from training.evaluate_small_llada import Question, in_batches, write_by_threshold
+from training.evaluate_small_llada import Question, in_batches, write_by_threshold, write_problem_file
 from training.family import quantised_section
 from training.llada_text import Problem
 from training.loop import Device, Seed, default_device, save_shards
 from training.reasoning_tasks import Posed
+from training.small_llada_card import ALL_PROBLEMS
 from training.small_llada_card import quantised_section as quantised_text_section
 from training.train_vae import decode_all
 
@@ -105,6 +106,21 @@ def measure_text(one: Path, other: Path, samples: int, batch_tokens: int, device
     return {"levels": found, "bytes": bytes_of}
 
 
+def shorten_problems(directory: Path, count: int) -> None:
+    """Keep, in problems.json, the first problems of each level that can tell, and what the card says of them true."""
+    path, card = directory / "problems.json", directory / "README.md"
+    told, tasks = read_json(path, "file of problems"), read_json(directory / "evaluation.json", "evaluation")["tasks"]
+    kept = [name for name in told["problems"] if name in tasks and tasks[name]["verdict"] == "can tell"]
+    write_problem_file(
+        path,
+        {name: [Problem(**one) for one in told["problems"][name][:count]] for name in kept},
+        {name: told["lengths"][name] for name in kept},
+        told["provenance"],
+    )
+    text = card.read_text(encoding="utf-8")
+    write_text(card, text.replace(ALL_PROBLEMS, f"the first {count} problems of the levels that can tell."))
+
+
 def main(
     checkpoint: Annotated[Path, typer.Option(help="The directory that training.family wrote.")],
     out: Annotated[Path, typer.Option(help="The directory to write.")],
@@ -112,6 +128,9 @@ def main(
         int, typer.Option(min=1, help="Pictures, or problems of each level, to measure the loss with.")
     ] = 40,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of text that are computed at once.")] = 65_536,
+    problems: Annotated[
+        int | None, typer.Option(min=1, help="Text: store only so many problems, of the levels that can tell.")
+    ] = None,
     device: Device = default_device(),
     seed: Seed = 0,
 ) -> None:
@@ -133,6 +152,8 @@ def main(
     record = read_json(out / "quantised.json", "record of 8 bits")
     section = quantised_text_section(record) if text else quantised_section(record)
     write_text(out / "README.md", card.replace("\n## Limits", f"\n{section}\n## Limits", 1))
+    if text and problems is not None:
+        shorten_problems(out, problems)
     print({key: value for key, value in found.items() if key != "provenance"})
 
 

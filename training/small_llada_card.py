@@ -14,6 +14,7 @@ from training.reasoning_tasks import problems
 from training.train_llada import parse_config
 
 LENGTHS_SEEN = ", at the sizes in its training command"
+ALL_PROBLEMS = "the problems of the levels that can tell, or of the nearest."
 READ = (
     "The model read books in the public domain (github.com/mlschmitt/classic-books-markdown), small functions of "
     "CPython's standard library (PSF licence) and GSM8K's training problems (MIT licence). "
@@ -120,8 +121,8 @@ def evaluation_section(record: dict[str, Any]) -> str:
     return (
         "## Evaluation\n\n"
         "An answer is right when it is exactly the expected one and the text ends behind it; code is right when it "
-        "computes the same. Samples are in `samples.txt`; `problems.json` holds the problems of the levels that can "
-        f"tell, or of the nearest.\n\n| | |\n|---|---|\n{table(rows)}\n\n"
+        f"computes the same. Samples are in `samples.txt`; `problems.json` holds {ALL_PROBLEMS}\n\n"
+        f"| | |\n|---|---|\n{table(rows)}\n\n"
         "| Task | Level | Tokens | Full inference (95 %) | Verdict | By threshold | Fewer steps | Tokens a step, up to "
         "the end | Above the threshold, a full step |\n|---|---|---|---|---|---|---|---|---|\n"
         + "\n".join(lines)

@@ -17,8 +17,8 @@ def table(record: dict[str, Any]) -> str:
         f"{record['block_length']}. Reading the {limit['weight_bytes'] / 1e9:.1f} GB of weights once takes "
         f"**{limit['weights_ms']:.2f} ms** at the bandwidth measured in the same run "
         f"({max(limit['copy_bytes_per_second'], limit['read_bytes_per_second'] or 0) / 1e12:.2f} TB/s). "
-        "*tenuto* computes everything once, at the beginning, and then a block at every evaluation. *By default* "
-        "everything is computed at the evaluations 0 to 4, 8, 16, 32 and so on as well. "
+        "*tenuto* computes everything once, at the beginning, and then a block at every evaluation. *early* computes "
+        "everything at the evaluations 0 to 4, 8, 16, 32 and so on as well. "
         "Eager inference computes everything at every evaluation and writes one token with each; before matrices were "
         f"joined, it wrote {before['tokens_per_second']:.0f} tokens/s at the first point.",
         "",

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -31,7 +32,8 @@ POINTS = (
 EAGER = 2  # evaluations that are timed of eager inference; all of them are alike
 RIVALS = ((1, 512, 256), (8, 512, 256), (1, 4096, 256))  # where Fast-dLLM's loop is run
 NEVER = 10**6  # a period that never comes back
-BY_DEFAULT = "tenuto, by default"  # everything is computed early and then ever more rarely
+EARLY = "tenuto, early"  # everything is computed at the first four evaluations, and then ever more rarely
+OTHERS: dict[str, Every] = {"tenuto, checked": "checked", "tenuto, no cache": 1}  # the default; and without a cache
 MANY_TOKENS = 25_000  # above that, computing everything nine times takes too long to be timed here
 
 
@@ -69,7 +71,7 @@ def ways(
     if not further:
         first: dict[str, Callable[[], dict[str, Any]]] = {"tenuto": lambda: run(NEVER, True)}
         if batch * (width + length) <= MANY_TOKENS:
-            first[BY_DEFAULT] = lambda: run("early", True)
+            first[EARLY] = lambda: run("early", True)
         return {**first, "eager": lambda: eager(network, prompts, length, device)}
     found: dict[str, Callable[[], dict[str, Any]]] = {}
     if point in RIVALS or device.type != "cuda":
@@ -78,6 +80,7 @@ def ways(
     if batch > 1 and point[1:] == POINTS[0][1:]:
         found["tenuto, all positions of the blocks"] = lambda: run(NEVER, True, packed=False)
     if headline:
+        found |= {name: partial(run, every, True) for name, every in OTHERS.items()}
         found["tenuto, everything computed every 32 evaluations"] = lambda: run(32, True)
         found["tenuto, with a mask for padding"] = lambda: run(NEVER, True, pad_to=64)
         found["tenuto, torch's kernels compiled"] = lambda: run(NEVER, True, False)

@@ -23,19 +23,14 @@ from tenuto.models import Model
 from tenuto.runtime.executor import Executor, Executors, Mode
 from tenuto.sampling.masked import Written, block_length_for, encoded, sampling_for, write_tokens
 from tenuto.sampling.prompts import check_context
-from tenuto.scheduling.rewrite import Every
+from tenuto.scheduling.rewrite import Every, checks
 from tenuto.scheduling.schedule import Rows, Schedule
 
 LENGTH = 64  # tokens to write
 BLOCK = 32  # tokens of a block, if a text has several blocks
 PARALLEL = 0.9  # Fast-dLLM's threshold; docs/language.md says what it costs, and what higher ones cost
-SURE = 0.95  # from this threshold on, more evaluations compute all positions, so that no task loses accuracy
+EVERY: Every = "checked"  # with parallel decoding: of all caches that were measured, the one that loses nothing
 PAD = 64  # if graphs are recorded, prompts are padded to a multiple of this
-
-
-def every_for(parallel: float | None) -> Every:
-    """The evaluations at which all positions are computed, for a threshold of parallel decoding; None: another rule."""
-    return "careful" if parallel is not None and parallel >= SURE else "early"
 
 
 def load(
@@ -54,8 +49,16 @@ class Texts(list[str]):
     """The texts, and the time and work that they took."""
 
     def __init__(
-        self, texts: Iterable[str], tokens: int, seconds: float, steps: int, schedule: Schedule | None, batches: int = 1
+        self,
+        texts: Iterable[str],
+        tokens: int,
+        seconds: float,
+        steps: int,
+        schedule: Schedule | None,
+        batches: int = 1,
+        whole: int | None = None,
     ) -> None:
+        """whole: evaluations that computed everything, if the schedule alone does not say how many"""
         super().__init__(texts)
         self.tokens = tokens  # in all texts, without end-of-text
         self.seconds = seconds
@@ -65,6 +68,8 @@ class Texts(list[str]):
         self.keys_kept = schedule is not None and schedule.keep == "keys"
         # Evaluations that computed everything.
         self.full_steps = steps if schedule is None else int(schedule.full_steps[:steps].sum())
+        if whole is not None:
+            self.full_steps = whole
 
     @property
     def tokens_per_second(self) -> float:
@@ -85,9 +90,12 @@ class Texts(list[str]):
 class Writing(Iterator[Written]):
     """Texts during generation: iterate over what each step writes, or read `texts` to get all of them at once."""
 
-    def __init__(self, steps: Generator[Written, None, Tensor], finish: Callable[[Tensor, float, int], Texts]) -> None:
+    def __init__(
+        self, steps: Generator[Written, None, Tensor], finish: Callable[[Tensor, float, int, int], Texts]
+    ) -> None:
         self._steps, self._finish = steps, finish
         self._taken: dict[int, int] = {}  # steps of each batch
+        self._whole: dict[int, int] = {}  # those that computed everything
         self._started: float | None = None
         self._texts: Texts | None = None
 
@@ -98,10 +106,12 @@ class Writing(Iterator[Written]):
             written = next(self._steps)
         except StopIteration as end:
             if self._texts is None:
-                taken = max(self._taken.values())  # batches run one after the other, each with its own steps
-                self._texts = self._finish(end.value, time.perf_counter() - self._started, taken)
+                longest = max(self._taken, key=lambda one: self._taken[one])  # batches run one after the other
+                took = time.perf_counter() - self._started
+                self._texts = self._finish(end.value, took, self._taken[longest], self._whole[longest])
             raise
         self._taken[written.first] = self._taken.get(written.first, 0) + 1
+        self._whole[written.first] = self._whole.get(written.first, 0) + written.whole
         return written
 
     @property
@@ -175,9 +185,10 @@ class LanguageModel:
                       fast as full inference, or a `schedule` that was made before. With none of the three and one
                       token a step, everything is computed
         every         instead, with `parallel` or `factor`: compute all positions at every N-th evaluation, and one
-                      block with a KV cache at the others. By default "early": all positions at the first four
-                      evaluations and at the powers of two; with a threshold of 0.95 or more "careful": at the first
-                      eight and at the powers of two. 1: all positions at every evaluation
+                      block with a KV cache at the others. By default "checked": all positions at the first seven
+                      evaluations and at the powers of two; and at all further ones of a text for which the cache would
+                      once have written something else. "careful", "early": without this check, at the first eight or
+                      four. 1: no cache
         length        tokens to write
         steps         network evaluations. By default the schedule's, or one for each token
         block_length  tokens of a block, which is finished before the next one begins. By default the schedule's, or 32
@@ -199,7 +210,7 @@ class LanguageModel:
         if every is not None and not sampling.in_parallel:
             raise UsageError("`every` goes with parallel decoding (parallel=0.9); without it, give a budget.")
         if sampling.in_parallel and schedule is None and every is None:
-            every = every_for(sampling.parallel)
+            every = EVERY
         tokens = encoded(self.model, prompts, chat)
         check_context(self.model.config, tokens, sampling)
         if every is not None:
@@ -214,9 +225,10 @@ class LanguageModel:
         pad_to = PAD if executor.captures(self.model.device) else 1
         writing = write_tokens(executor, tokens, sampling=sampling, batch=batch, pad_to=pad_to)
 
-        def finish(written: Tensor, seconds: float, taken: int) -> Texts:
+        def finish(written: Tensor, seconds: float, taken: int, whole: int) -> Texts:
             ended = (written == self.model.config.eos_token_id).cumsum(1) > 0
             texts = (self.model.tokenizer.decode(row) for row in written.tolist())
-            return Texts(texts, int((~ended).sum()), seconds, taken, schedule, -(-len(tokens) // batch))
+            counted = whole if schedule is not None and checks(schedule) else None
+            return Texts(texts, int((~ended).sum()), seconds, taken, schedule, -(-len(tokens) // batch), counted)
 
         return Writing(writing, finish)

@@ -167,7 +167,7 @@ def test_the_factor_rule_is_on_the_command_line(tenuto: Run) -> None:
     fast = json.loads(out)
     _, out, _ = tenuto("generate", "small-llada", *arguments, "--parallel", 1.0)
     slow = json.loads(out)
-    assert fast["factor"] == 1.0 and fast["every"] == "early" and "parallel" not in fast
+    assert fast["factor"] == 1.0 and fast["every"] == "checked" and "parallel" not in fast
     assert fast["steps"] < slow["steps"] and fast["texts"] == slow["texts"]
     status, out, _ = tenuto("chat", "small-llada", "--prompt", "close: ([{ ->", "--length", 8, "--factor", 1.0)
     assert status == 0 and "}])" in out
@@ -187,7 +187,7 @@ def test_a_sliding_window_is_on_the_command_line(tenuto: Run) -> None:
 
 def test_parallel_decoding_computes_everything_early(tenuto: Run) -> None:
     arguments = ("--prompt", "close: ( ->", "--length", 16, "--parallel", 1.0, "--json")
-    ways = ((), ("--every", "early"), ("--every", 1))
+    ways = (("--every", "careful"), ("--every", "early"), ("--every", 1))
     careful, early, full = (json.loads(tenuto("generate", "small-llada", *arguments, *more)[1]) for more in ways)
     assert (careful["every"], early["every"], full["every"]) == ("careful", "early", 1)
     for record, whole in ((careful, range(9)), (early, range(5))):

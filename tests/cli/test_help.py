@@ -69,7 +69,7 @@ def test_every_period_of_text_is_named_in_the_help() -> None:
     for name in ("generate", "chat", "schedule"):
         command: Any = typer.main.get_command(app_for([])).commands[name]  # type: ignore[attr-defined]
         (every,) = [option for option in command.params if option.name == "every"]
-        assert every.metavar == "N|early|careful"
+        assert every.metavar == "N|early|careful|checked"
 
 
 def test_version(tenuto: Run) -> None:

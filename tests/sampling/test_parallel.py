@@ -86,30 +86,21 @@ def naive(
     network: LanguageNetwork, prompt: list[int], sampling: MaskedSampling, seed: int, every: Every | None = None
 ) -> tuple[list[int], int]:
     """What is written and how many evaluations it takes. every: the period of full evaluations with a KV cache."""
-    named = {"early": {0, 1, 2, 3, 4, 8, 16, 32}, "careful": {*range(9), 16, 32}}
+    named = {"early": {0, 1, 2, 3, 4, 8, 16, 32}, "careful": {*range(9), 16, 32}, "checked": {*range(7), 8, 16, 32}}
     full = named[every] if isinstance(every, str) else set(range(0, sampling.length, every or 1))
     generator = torch.Generator().manual_seed(seed)
     start, size, shift = len(prompt), sampling.block_length, network.shift
     x = list(prompt) + [MASK] * sampling.length
     seeing, unseeing = Plainly(network), Plainly(network)
     stale: set[int] = set()
+    trusts = True
 
     def wanted() -> list[int]:
         end = x.index(EOS, start) if sampling.stop_at_eos and EOS in x[start:] else len(x)
         return [i for i in range(start, end) if x[i] == MASK]
 
-    evaluations = 0
-    while wanted():
-        first = start + (wanted()[0] - start) // size * size
-        inside = list(range(first, first + size))
-        if sampling.sliding:
-            inside = [i for i in range(start, len(x)) if x[i] == MASK][:size]
-        at = list(range(len(x)))
-        if evaluations not in full:
-            needed = [i - shift for i in inside if x[i] == MASK and i - shift not in stale]
-            at = (sorted(stale) + needed)[: max(size, 2) + shift]
-        stale -= set(at)
-        evaluations += 1
+    def writes(at: list[int], inside: list[int]) -> dict[int, int]:
+        """What an evaluation at these positions writes."""
         logits = seeing(x, at)
         if sampling.guidance:
             blind = unseeing([MASK] * start + x[start:], at)
@@ -133,7 +124,7 @@ def naive(
                 confidence = float((tempered * (tempered + 1e-10).log()).sum())
             found.append((confidence, i, token, float(likely[token])))
         if not found:  # everything that was computed had been written by the last evaluation
-            continue
+            return {}
         surest = max(found, key=lambda one: (one[0], -one[1]))
         chosen = {surest[1]: surest[2]}
         if sampling.parallel is not None:
@@ -144,6 +135,28 @@ def naive(
                 if p < 1 - sampling.factor / (n + 1):
                     break
                 chosen[i] = token
+        return chosen
+
+    evaluations = 0
+    while wanted():
+        first = start + (wanted()[0] - start) // size * size
+        inside = list(range(first, first + size))
+        if sampling.sliding:
+            inside = [i for i in range(start, len(x)) if x[i] == MASK][:size]
+        at = list(range(len(x)))
+        needed = [i - shift for i in inside if x[i] == MASK and i - shift not in stale]
+        few = (sorted(stale) + needed)[: max(size, 2) + shift]
+        would = {}
+        if every == "checked" and trusts and evaluations in full and evaluations > 0:
+            state = generator.get_state()
+            would = writes(few, inside)
+            generator.set_state(state)
+        if evaluations not in full and trusts:
+            at = few
+        stale -= set(at)
+        evaluations += 1
+        chosen = writes(at, inside)
+        trusts = trusts and would.items() <= chosen.items()
         for i, token in chosen.items():
             x[i] = token
         stale |= set(chosen)
@@ -171,7 +184,7 @@ WAYS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("family", ["network", "dream"])
-@pytest.mark.parametrize("every", [None, 3, 12, "early", "careful"])
+@pytest.mark.parametrize("every", [None, 3, 12, "early", "careful", "checked"])
 @pytest.mark.parametrize(("rule", "way"), [*((RULES[0], way) for way in WAYS), *((rule, {}) for rule in RULES[1:])])
 def test_tokens_are_those_of_a_naive_loop(
     family: str, every: Every | None, way: dict[str, Any], rule: dict[str, Any], request: pytest.FixtureRequest
@@ -195,8 +208,8 @@ def test_the_rules_differ_and_fewer_evaluations_are_taken(network: LLaDA) -> Non
     assert taken[1.0] == 12 and taken[0.05] == 3 and 3 < taken[0.2] < 12
 
 
-@pytest.mark.parametrize("every", [None, 4])
-def test_results_do_not_depend_on_the_batch_and_rows_go_at_their_own_pace(network: LLaDA, every: int | None) -> None:
+@pytest.mark.parametrize("every", [None, 4, "checked"])
+def test_results_do_not_depend_on_the_batch_and_rows_go_at_their_own_pace(network: LLaDA, every: Every | None) -> None:
     model = network if every is None else kept(network, every, 12)
     options: dict[str, Any] = {"steps": 12, "length": 12, "block_length": 4, "parallel": 0.15, "temperature": 0.7}
     together = generate_tokens(model, PROMPTS, **options)
@@ -206,6 +219,34 @@ def test_results_do_not_depend_on_the_batch_and_rows_go_at_their_own_pace(networ
     steps = list(write_tokens(model, PROMPTS, sampling=MaskedSampling(**options)))
     blocks = [{min(step.of(row)) // 4 for row in range(4) if step.of(row)} for step in steps]
     assert any(len(at) > 1 for at in blocks)
+
+
+def test_a_row_whose_cache_fails_its_check_uses_it_no_more_and_the_others_do(
+    network: LLaDA, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So rows with and without a cache are in one batch; what they write does not depend on that."""
+    from tenuto.sampling import parallel
+    from tenuto.sampling.trust import Trust
+
+    made = []
+
+    class Told(Trust):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+    monkeypatch.setattr(parallel, "Trust", Told)
+    prompts = [[2 + (5 * i + 3 * j) % 18 for j in range(4 + i % 3)] for i in range(8)]
+    sampling = MaskedSampling(16, 16, 4, parallel=0.15, stop_at_eos=False)
+    steps = list(write_tokens(kept(network, "checked", 16), prompts, sampling=sampling))
+    (trust,) = made
+    assert trust.broken and not trust.all_broken and 0 < int(trust.rows.sum()) < len(prompts)
+    assert all(step.whole for step in steps), "the rows without a cache compute everything"
+    for row, prompt in enumerate(prompts):
+        expected, _ = naive(network, prompt, sampling, row, "checked")
+        assert [
+            token for _, token in sorted({k: v for one in steps for k, v in one.of(row).items()}.items())
+        ] == expected
 
 
 class Scripted(torch.nn.Module):
@@ -253,7 +294,8 @@ def test_only_a_block_is_computed_between_full_evaluations(network: LLaDA) -> No
     assert computed == [17, 4, 4, 4, 4, 4, 17, 4, 4, 4, 4, 4]
 
 
-def test_a_graphs_inputs_keep_their_shapes(network: LLaDA, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("every", [6, "checked"])
+def test_a_graphs_inputs_keep_their_shapes(network: LLaDA, monkeypatch: pytest.MonkeyPatch, every: Every) -> None:
     """On a GPU every evaluation has the same shapes; here the loop is told that it is on one."""
     from tenuto.sampling import parallel
 
@@ -261,16 +303,17 @@ def test_a_graphs_inputs_keep_their_shapes(network: LLaDA, monkeypatch: pytest.M
 
     class Watched(LLaDA):
         def forward(self, tokens: Tensor, memory: Any = None, **named: Any) -> Any:  # type: ignore[override]
-            rows = memory[1]
-            shapes.add((tokens.shape, named["positions"].shape, None if rows is None else rows.shape))
+            if memory is not None:  # a row without a cache is computed beside the graphs
+                rows = memory[1]
+                shapes.add((tokens.shape, named["positions"].shape, None if rows is None else rows.shape))
             return super().forward(tokens, memory=memory, **named)
 
     watched = Watched(TINY)
     watched.load_state_dict(network.state_dict())
     options: dict[str, Any] = {"steps": 12, "length": 12, "block_length": 4, "parallel": 0.2}
-    expected = generate_tokens(kept(network, 6, 12), PROMPTS, **options)
+    expected = generate_tokens(kept(network, every, 12), PROMPTS, **options)
     monkeypatch.setattr(parallel, "on_host", lambda device: False)
-    assert torch.equal(generate_tokens(kept(watched, 6, 12), PROMPTS, **options), expected)
+    assert torch.equal(generate_tokens(kept(watched, every, 12), PROMPTS, **options), expected)
     assert len(shapes) == 2  # a full evaluation and one of a block
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 import tenuto
 from tenuto.errors import ScheduleError, UsageError
-from tenuto.text import LanguageModel, Texts, every_for
+from tenuto.text import LanguageModel, Texts
 from tests.models.test_llada import TINY, make_network
 
 PROMPTS = ["two and three", "five"]
@@ -156,6 +156,19 @@ def test_an_answer_that_ends_before_a_block_is_computed_alone_reused_nothing():
     assert texts.summary().endswith("everything computed")
 
 
+def test_a_shipped_model_in_8_bits_sorts_what_a_cache_gets_wrong():
+    """Numbers of a prompt look different once others of them are written, so the cache fails its check."""
+    model = tenuto.text.load("reasoning-llada")
+    parameters = list(model.model.network.parameters())
+    assert {one.dtype for one in parameters} == {torch.float32} and sum(one.numel() for one in parameters) > 30e6
+    prompt = "sort: 93 51 52 46 70 32 90 76 92 33 91 61 89 4 70 60 60 13 0 65 ->"
+    options = {"length": 64, "block_length": 16}
+    by_default = model.generate([prompt], parallel=0.97, **options)
+    assert by_default[0] == " 0 4 13 32 33 46 51 52 60 60 61 65 70 70 76 89 90 91 92 93"
+    assert by_default.summary().endswith("everything computed") and 8 < by_default.steps < 20
+    assert model.generate([prompt], parallel=0.97, every="early", **options) != by_default
+
+
 def test_one_token_is_not_called_tokens():
     assert Texts(["a"], 1, 0.5, 1, None).summary().startswith("1 token in 0.50 s (2.0 tokens/s), 1 evaluation, ")
 
@@ -178,7 +191,7 @@ def test_prompts_of_other_lengths_replay_the_same_graphs(directory):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"every": 3}, {"every": "early"}, {"sliding": True}, {"temperature": 0.7, "batch": 1}]
+    "options", [{}, {"every": 3}, {"every": "early"}, {"every": 1}, {"sliding": True}, {"temperature": 0.7, "batch": 1}]
 )
 def test_parallel_decoding_tells_what_each_evaluation_wrote(model, options):
     writing = model.stream(PROMPTS, parallel=0.15, stop_at_eos=False, **OPTIONS, **options)
@@ -201,11 +214,10 @@ def test_with_parallel_decoding_the_summary_says_what_was_reused(model):
     assert "8 evaluations, 2 of everything and 6 of a block, from the KV cache" in texts.summary()
     assert model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, **OPTIONS).steps == 8
     by_default = model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, **OPTIONS)
-    assert "everything computed" in by_default.summary(), "from 0.95 on, the first eight evaluations compute everything"
-    assert by_default == model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, every="careful", **OPTIONS)
+    assert by_default == model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, every="checked", **OPTIONS)
+    assert by_default.steps == 8 and by_default.full_steps >= 7
     early = model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, every="early", **OPTIONS)
     assert "8 evaluations, 5 of everything and 3 of a block" in early.summary()
-    assert [every_for(one) for one in (None, 0.9, 0.95, 0.99)] == ["early", "early", "careful", "careful"]
     full = model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, every=1, **OPTIONS)
     assert "everything computed" in full.summary()
     with pytest.raises(UsageError, match="goes with parallel decoding"):

@@ -12,7 +12,7 @@ import tenuto
 from tenuto.deciding import advice
 from tenuto.errors import UsageError
 from tenuto.scheduling.refresh import LEAST, evaluations_for, refresh
-from tenuto.scheduling.rewrite import rewrite
+from tenuto.scheduling.rewrite import checks, rewrite
 from tenuto.scheduling.schedule import from_json, to_json
 from tenuto_lab.candidates.allocation import allocated, anchors, ranked
 from tenuto_lab.checking import like
@@ -157,7 +157,10 @@ def test_early_text_is_refreshed_at_the_first_steps_and_at_the_powers_of_two():
     assert np.flatnonzero(~in_blocks.full_steps).tolist() == [5, 6, 7, 9, 15, 16, 17, 19]
     careful = rewrite(scored(1.0), 40, every="careful", rows="block")
     assert np.flatnonzero(careful.full_steps).tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 16, 32]
-    with pytest.raises(UsageError, match="a whole number, 'early' or 'careful', not 'late'"):
+    checked = rewrite(scored(1.0), 40, every="checked", rows="block")
+    assert np.flatnonzero(checked.full_steps).tolist() == [0, 1, 2, 3, 4, 5, 6, 8, 16, 32]
+    assert checks(checked) and not checks(careful)
+    with pytest.raises(UsageError, match="a whole number, 'early', 'careful' or 'checked', not 'late'"):
         rewrite(scored(1.0), 20, every="late")
 
 

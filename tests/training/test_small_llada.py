@@ -426,6 +426,15 @@ def test_weights_in_8_bits_load_as_a_llada_and_the_loss_is_told(
     record = json.loads((tmp_path / "small" / "quantised.json").read_text())
     assert record["levels"]["sums-2"]["problems"] == 2 and record["bytes"][1] < record["bytes"][0]
     assert "## Stored in 8 bits" in (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
+    found = json.loads((copied / "evaluation.json").read_text())
+    found["tasks"]["sums-2"]["verdict"] = "can tell"
+    (copied / "evaluation.json").write_text(json.dumps(found))
+    all_of_them = json.loads((copied / "problems.json").read_text())
+    quantise.shorten_problems(copied, 1)
+    stored = json.loads((copied / "problems.json").read_text())
+    assert stored["problems"]["sums-2"] == all_of_them["problems"]["sums-2"][:1]
+    assert stored["provenance"] == all_of_them["provenance"] and stored["lengths"] == {"sums-2": BLOCK}
+    assert "holds the first 1 problems of the levels" in (copied / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_training_that_was_killed_goes_on_as_if_nothing_had_happened(

@@ -72,14 +72,14 @@ def real_text(value: Any) -> Any:
 
 
 def period(told: Any) -> Any:
-    """A refresh period of text: a whole number, `early` or `careful`."""
-    from tenuto.scheduling.rewrite import FIRST
+    """A refresh period of text: a whole number, or a name in `FIRST`."""
+    from tenuto.scheduling.rewrite import FIRST, listed
 
     if told in FIRST or isinstance(told, int):
         return told
     if told.isdecimal() and told.isascii() and 1 <= len(told) <= 9 and int(told) >= 1:
         return int(told)
-    raise typer.BadParameter(f"{told} is no period; give a whole number from 1 on, or {' or '.join(FIRST)}.")
+    raise typer.BadParameter(f"{told} is no period; give a whole number from 1 on, or {listed(FIRST)}.")
 
 
 MODEL = "A shipped model (see `tenuto models`), a checkpoint file, a checkpoint directory, or a hub id (owner/name)."

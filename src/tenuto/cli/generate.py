@@ -85,10 +85,10 @@ def generate(
         Any,
         typer.Option(
             parser=period,
-            metavar="N|early|careful",
+            metavar="N|early|careful|checked",
             help="Text, with --parallel or --factor: compute all positions at every N-th evaluation, else a block. "
-            "early, the default: at the first four, then ever more rarely. careful, the default of thresholds from "
-            "0.95 on: at the first eight.",
+            "checked, the default: at the first seven, then ever more rarely, and always once the KV cache fails a "
+            "check; careful: at the first eight; early: at the first four. 1: no KV cache.",
         ),
     ] = None,
     sliding: Annotated[
@@ -131,7 +131,7 @@ def generate(
     from tenuto.sampling.pictures import Sampling, every_step
     from tenuto.sampling.prompts import check_length
     from tenuto.scheduling.schedule import load_schedule
-    from tenuto.text import every_for
+    from tenuto.text import EVERY
 
     chosen, place = load_schedule(schedule) if schedule else None, check_device(device)
     if output is not None:
@@ -169,7 +169,7 @@ def generate(
         if every is not None and (not in_parallel or chosen is not None):
             raise UsageError("--every goes with --parallel or --factor, and without --schedule.")
         if in_parallel and chosen is None:
-            every = every_for(parallel) if every is None else every
+            every = EVERY if every is None else every
             chosen = record.schedule = deciding.schedule(loaded, length, every=every, rows="block")
         told = {"parallel": parallel, "factor": factor, "every": every, "sliding": sliding or None}
         record.take(output, steps, length, **{name: value for name, value in told.items() if value is not None})

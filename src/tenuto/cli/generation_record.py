@@ -41,6 +41,12 @@ class Record:
             return self.schedule
         return self.schedule.part(0, self.steps)
 
+    @property
+    def is_checked(self) -> bool:
+        from tenuto.scheduling.rewrite import checks
+
+        return self.schedule is not None and checks(self.schedule)
+
     def write(self, **made: Any) -> dict[str, Any]:
         from tenuto.files import write_json
         from tenuto.provenance import provenance
@@ -51,7 +57,8 @@ class Record:
         facts = provenance(
             **self.facts,
             schedule=str(self.schedule_path) if self.schedule_path else None,
-            work=run.budget if run else work,
+            # Unknown if a cache is checked: texts that fail a check compute more than the schedule says.
+            work=None if self.is_checked else run.budget if run else work,
             # Unknown for text: the positions of a block, which are computed in between, are not counted.
             flop_work=work if run is None else run.flop_budget if run.rows == "none" else None,
             steps=self.steps,
@@ -71,7 +78,7 @@ class Record:
         if self.as_json:
             print_json(facts)
         else:
-            work = "" if self.run is None else f", {share(self.run)}"
+            work = "" if self.run is None or self.is_checked else f", {share(self.run)}"
             if self.told and self.schedule is None:
                 estimate = min((one for _, one in self.told if one is not None), default=None)
                 near = "" if estimate is None else f"; about {estimate:.0f} dB to the full run, estimated"

@@ -41,8 +41,8 @@ def schedule(
         Any,
         typer.Option(
             parser=period,
-            metavar="N|early|careful",
-            help="Refresh period in steps; text: or early, careful.",
+            metavar="N|early|careful|checked",
+            help="Refresh period in steps; text: or early, careful, checked.",
             rich_help_panel=BY_HAND,
         ),
     ] = None,

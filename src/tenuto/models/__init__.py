@@ -32,7 +32,7 @@ from tenuto.scheduling.schedule import Schedule
 from tenuto.scheduling.units import Unit
 
 OWN = ("llada", "dream", "dit")  # each is a module here; the laboratory offers more
-SHIPPED = ("small-llada", "tiny-dit", "tiny-uvit", "tiny-sdxl", "natural-dit")
+SHIPPED = ("small-llada", "reasoning-llada", "tiny-dit", "tiny-uvit", "tiny-sdxl", "natural-dit")
 PACKAGE = Path(str(resources.files("tenuto")))
 HUB_FILES = ("{}config.json", "{}*.safetensors", "{}*.safetensors.index*.json")
 OWN_FIELDS = ("model_type", "labels", "guidance")  # in a config.json of ours, beside the network's own

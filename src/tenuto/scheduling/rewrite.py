@@ -13,9 +13,10 @@ from tenuto.scheduling.schedule import Keep, Rows, Schedule
 from tenuto.scheduling.units import Subject
 
 WRITTEN = 4  # the default period if held units are computed at written positions only
-Early = Literal["early", "careful"]
+Early = Literal["early", "careful", "checked"]
 Every = int | Early
-FIRST: Mapping[str, int] = {"early": 4, "careful": 8}  # steps computed in full before the distance doubles
+# Steps computed in full before the distance doubles.
+FIRST: Mapping[str, int] = {"early": 4, "careful": 8, "checked": 7}
 
 
 def rewrite(
@@ -32,7 +33,8 @@ def rewrite(
 
     every, budget  the refresh period within a block; or a budget, which is not exceeded if possible. Blocks leave few
                    periods to choose from, and the nearest one might compute everything. `every="early"`: full steps are
-                   the first four, and then ever fewer, at the powers of two. "careful": the same, but the first eight
+                   the first four, and then ever fewer, at the powers of two. "careful": the same, but the first eight.
+                   "checked": the same, but the first seven, and a text whose cache fails a check uses no cache any more
     blocks         how many blocks the text is written in; each block begins with a full step
     rows           the positions that are computed at every step. By default, with several blocks: those of the block
                    that is being written. With one block: those written since the last full step
@@ -79,8 +81,9 @@ def rewrite(
 
 
 def listed(names: Iterable[str]) -> str:
-    """'early' or 'careful'"""
-    return " or ".join(repr(name) for name in names)
+    """'early', 'careful' or 'checked'"""
+    *first, last = (repr(name) for name in names)
+    return f"{', '.join(first)} or {last}"
 
 
 def full_steps(step: NDArray[np.int_], every: Every) -> NDArray[np.bool_]:
@@ -92,6 +95,11 @@ def full_steps(step: NDArray[np.int_], every: Every) -> NDArray[np.bool_]:
     if isinstance(every, str):
         return np.asarray((step < FIRST[every]) | (step & (step - 1) == 0))
     return np.asarray(step % every == 0)
+
+
+def checks(schedule: Schedule) -> bool:
+    """Whether parallel decoding checks the cache at every step that computes everything."""
+    return schedule.policy.get("every") == "checked"
 
 
 def middle(units: int, share: float) -> NDArray[np.bool_]:

@@ -44,10 +44,10 @@ def lm(
         Any,
         typer.Option(
             parser=period,
-            metavar="N|early|careful",
+            metavar="N|early|careful|checked",
             help="With --parallel or --factor: compute all positions at every N-th evaluation, else a block. "
-            "early, the default: at the first four, then ever more rarely. careful, the default of thresholds from "
-            "0.95 on: at the first eight. 1: always.",
+            "checked, the default: at the first seven, then ever more rarely, and always once the KV cache fails a "
+            "check; careful: at the first eight; early: at the first four. 1: no KV cache.",
         ),
     ] = None,
     sliding: Annotated[

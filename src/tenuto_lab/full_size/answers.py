@@ -12,7 +12,7 @@ from tenuto.sampling.masked import block_length_for, generate_tokens, sampling_f
 from tenuto.sampling.prompts import check_length
 from tenuto.scheduling.rewrite import FIRST, Every
 from tenuto.scheduling.schedule import Schedule
-from tenuto.text import BLOCK, every_for
+from tenuto.text import BLOCK, EVERY
 from tenuto_lab.full_size.answer_metrics import cut
 
 LENGTH = 256  # tokens of an answer, as in LLaDA's evaluation
@@ -64,7 +64,7 @@ class Writer:
         if in_parallel and schedule is None:
             if block_length is None and length % BLOCK == 0:
                 block_length = BLOCK
-            self.every = every_for(parallel) if every is None else every
+            self.every = EVERY if every is None else every
             schedule = deciding.schedule(model, length, every=self.every, rows="block")
         if schedule is not None:
             model.check_fits(schedule)
@@ -106,6 +106,8 @@ class Writer:
             first = FIRST.get(str(self.every))
             named = f"every {self.every}" if first is None else f"the first {first} and the powers of two"
             computed = f"all positions computed at {named}, else a block"
+            if self.every == "checked":
+                computed += " while the KV cache passes its checks"
         elif self.schedule is not None and self.every is None:
             computed = "computed by a schedule"
         chat = "the model's chat template" if self.chat else "no chat template"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.text_ways import early
+from benchmarks.text_ways import early, seven_first
 from tenuto.models.llada import LLaDA, LLaDAConfig, units
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.masked import MaskedSampling, generate_tokens
@@ -120,13 +120,16 @@ def test_fast_dllms_own_loop_is_its_rule(network: LLaDA, both: bool) -> None:
 
 def test_our_rule_is_the_products(network: LLaDA) -> None:
     subject = Unscored("tiny", "llada", units(LONG))
-    ways: list[tuple[Any, bool]] = [(every, sliding) for every in (3, 12, "early") for sliding in (False, True)]
+    ways: list[tuple[Any, bool]] = [
+        (every, sliding) for every in (3, 12, "early", "checked") for sliding in (False, True)
+    ]
     for every, sliding in ways:
         sampling = MaskedSampling(12, 12, 4, parallel=0.15, sliding=sliding)
         executor = Executor(network, rewrite(subject, 12, every=every, rows="block"))
         expected = generate_tokens(executor, PROMPTS, sampling=sampling)
-        when = early if every == "early" else every
-        found = rules.write(network, PROMPTS, sampling, rules.ours(when, window=4 if sliding else None, lean=True))
+        when = {"early": early, "checked": seven_first}.get(every, every)
+        rule = rules.ours(when, window=4 if sliding else None, lean=True)
+        found = rules.write(network, PROMPTS, sampling, rules.checked(rule, "") if every == "checked" else rule)
         for one, other in zip(found.tokens.tolist(), expected.tolist(), strict=True):
             end = other.index(TINY.eos_token_id) if TINY.eos_token_id in other else 12
             assert one[:end] == other[:end]

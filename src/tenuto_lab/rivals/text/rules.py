@@ -15,6 +15,7 @@ ours         tenuto.sampling.parallel: tokens just written, then the block's mas
              R-th evaluation, or at those that a function names. `again`: when a row begins its next block, the
              finished one, or everything, is computed once more. `after`: everything is computed when a row has got so
              many tokens since the last time
+checked      any of these with a check of the cache
 """
 
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ from tenuto.sampling.prompts import Canvas
 from tenuto.sampling.settings import MaskedSampling
 from tenuto_lab.rivals.text.dllm_cache import DLLMCache
 
+NEVER = 10**6 + 1  # an evaluation at which no rule computes everything
 DROPPED = 0.7  # rows whose text has ended are computed no further, once no more than this share of the rows is left
 
 
@@ -78,6 +80,7 @@ class Rule:
     held: frozenset[str] = frozenset()  # units that only evaluations of everything compute
     begin: Callable[[], DLLMCache] | None = None  # begins a generation that decides by itself what it computes
     block_length: int | None = None  # instead of the sampling's; the last block of a text may be shorter
+    checks: bool = False  # a row stops to use the cache when the cache would have written something else
 
 
 def everything(state: State) -> Tensor:
@@ -182,6 +185,15 @@ def ours(
     return Rule(name or f"ours, everything every {period}", computed, candidates, held)
 
 
+def checked(rule: Rule, name: str) -> Rule:
+    """The rule, with a check of the cache at every evaluation that computes everything, except for the first.
+
+    Before it, the evaluation that the cache would allow is made as well. If that one would write a token that the
+    evaluation of everything does not write, all further evaluations compute everything for this row.
+    """
+    return replace(rule, name=name, checks=True)
+
+
 @dataclass(frozen=True)
 class Outcome:
     tokens: Tensor  # [B, length]
@@ -212,6 +224,7 @@ def write(
     holding, cache = Holding(rule.held), None if rule.begin is None else rule.begin()
     evaluations, work = torch.zeros_like(first), torch.zeros(len(tokens), device=device)
     result, texts = tokens.clone(), torch.arange(len(tokens), device=device)  # which texts the rows are
+    trusts = torch.ones(len(tokens), dtype=torch.bool, device=device)  # whether a row still uses the cache
     while True:
         state.masked = (state.tokens == config.mask_token_id) & state.answer
         wanted = state.masked
@@ -224,6 +237,7 @@ def write(
             result[texts] = state.tokens
             left = going.nonzero()[:, 0]
             state, texts, wanted, going = state.of(left), texts[left], wanted[left], going[left]
+            trusts = trusts[left]
             real = None if real is None else real[left]
             holding.drop(left)
             if cache is None:
@@ -235,6 +249,10 @@ def write(
         state.step = torch.where(begins != state.first, 0, state.step)
         state.first = torch.where(going, begins, state.first)
         chosen = rule.computed(state) & there
+        tested, would = trusts & rule.checks & (chosen | ~there).all(1) & (state.evaluation > 0), None
+        if bool(tested.any()):
+            would = without_everything(network, state, rule, keys, there, real, tested & going, sampling, read)
+        chosen = (chosen | ~trusts[:, None]) & there
         candidates = rule.candidates(state) & chosen & going[:, None]
         rows = None if bool((chosen | ~there).all()) else indices(chosen)
         asked = indices(candidates)
@@ -262,17 +280,53 @@ def write(
             share = share * (1 - len(rule.held) / units)
         evaluations[texts] += going
         work[texts] += going * share
+        if would is not None:
+            tokens_of, cached, cost = would
+            work[texts] += going * tested * cost
+            whole = put_flags(torch.zeros_like(state.answer), asked, written)
+            same = whole & (tokens_of == scattered(state.tokens, asked, guesses))
+            trusts = trusts & ~(tested & (cached & ~same).any(1))
         state.before = state.masked
         now = put_flags(torch.zeros_like(state.answer), asked, written)
         guesses = torch.where(written, guesses, state.tokens.gather(1, asked))
-        # A row's repeated place would write over its first one, so the first one is written last.
-        state.tokens.scatter_(1, asked[:, 1:], guesses[:, 1:]).scatter_(1, asked[:, :1], guesses[:, :1])
+        state.tokens.copy_(scattered(state.tokens, asked, guesses))
         state.stale = (state.stale & ~chosen) | now
         state.since = torch.where((chosen | ~there).all(1), 0, state.since) + now.sum(1)
         state.step = state.step + 1
         state.evaluation += 1
     result[texts] = state.tokens
     return Outcome(result[:, width:], evaluations, work)
+
+
+def without_everything(
+    network: LanguageNetwork,
+    state: State,
+    rule: Rule,
+    keys: Keys,
+    there: Tensor,
+    real: Tensor | None,
+    rows: Tensor,
+    sampling: MaskedSampling,
+    read: Likeliest,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What rows [B] would write if not everything were computed: tokens and flags [B, N]; and its work [B].
+
+    The keys that this overwrites are computed again by the evaluation of everything.
+    """
+    chosen = rule.computed(replace(state, evaluation=NEVER)) & there
+    candidates = rule.candidates(state) & chosen & rows[:, None]
+    asked = indices(candidates)
+    guesses, likely = network(
+        state.tokens, attention_mask=real, positions=asked, memory=(keys, indices(chosen)), read=read
+    )
+    written = accepted(likely, likely, candidates.gather(1, asked) & first_of_its_kind(asked), sampling)
+    flags = put_flags(torch.zeros_like(state.answer), asked, written)
+    return scattered(state.tokens, asked, guesses), flags, chosen.sum(1) / there.sum(1)
+
+
+def scattered(tokens: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    """Tokens [B, N] with the values at places [B, P]; where a row repeats its first place, the first value counts."""
+    return tokens.scatter(1, places[:, 1:], values[:, 1:]).scatter(1, places[:, :1], values[:, :1])
 
 
 def keys_of(keys: Keys, left: Tensor, network: LanguageNetwork) -> Keys:
