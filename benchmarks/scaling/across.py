@@ -174,12 +174,13 @@ def _cell(case: Case, share: float, goal: Goal) -> str:
 
 
 def draw(cases: Sequence[Case], path: Path) -> None:
-    """The networks in the order of their sizes, with one column for each share of the work."""
+    """The networks in the order of their sizes, one below the other, with one column for each share of the work."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(3.4 * len(SHARES), 8.2), layout="constrained", dpi=110)
-    grid: Any = figure.subplots(len(GOALS), len(SHARES), sharex=True, sharey="row", squeeze=False)
-    labels = [f"{case.network}, {size(case.parameters)}\n{_setting(case)}" for case in cases]
+    height = 0.21 * len(cases) + 0.5  # of a goal's line, in inches
+    figure = Figure(figsize=(2.6 + 2.8 * len(SHARES), len(GOALS) * height + 0.6), layout="constrained", dpi=110)
+    grid: Any = figure.subplots(len(GOALS), len(SHARES), sharex="row", sharey=True, squeeze=False)
+    labels = [f"{case.network}, {size(case.parameters)}, {_setting(case)}" for case in cases]
     for line, goal in enumerate(GOALS):
         for column, share in enumerate(SHARES):
             axes = grid[line, column]
@@ -188,15 +189,15 @@ def draw(cases: Sequence[Case], path: Path) -> None:
                 found = [(i, one) for i, case in enumerate(cases) if (one := case.near.get((who, share, goal)))]  # type: ignore[arg-type]
                 errors = [[one.dB - one.low for _, one in found], [one.high - one.dB for _, one in found]]
                 at, dB = [i + aside for i, _ in found], [one.dB for _, one in found]
-                axes.errorbar(at, dB, errors, fmt=style, color=colour, markersize=5, capsize=2, label=label)
+                axes.errorbar(dB, at, xerr=errors, fmt=style, color=colour, markersize=4, capsize=2, label=label)
             axes.grid(True, linewidth=0.3)
             axes.spines[["top", "right"]].set_visible(False)
             axes.tick_params(labelsize=8)
-            axes.set_xticks(range(len(cases)), labels, rotation=90, fontsize=7)
+            axes.set_yticks(range(len(cases)), labels, fontsize=7.5)
+            axes.set_xlabel(f"dB to the {goal} run", fontsize=9)
             if not line:
                 axes.set_title(f"{share:.0%} of the work", fontsize=10)
-            if not column:
-                axes.set_ylabel(f"dB to the {goal} run", fontsize=9)
+    grid[0, 0].invert_yaxis()  # the smallest network first; the lines share their axis
     figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png")
@@ -222,7 +223,7 @@ def main(
     cases = [*of_transfer(read_result(transfer, "record of networks", TRANSFER)), *of_strong_rivals(rivals, sizes)]
     if scaling.is_file():
         cases += of_scaling(read_result(scaling, "record of sizes", SCALING))
-    cases.sort(key=lambda case: (case.parameters, case.guidance or 0))
+    cases.sort(key=lambda case: (case.parameters, case.network, case.guidance or 0))
     write_text(out, page(cases))
     draw(cases, out.with_suffix(".png"))
     print(f"Wrote {out} and {out.with_suffix('.png').name}.")
