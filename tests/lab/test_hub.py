@@ -111,7 +111,7 @@ def test_without_matplotlib_the_card_has_no_picture_and_that_is_said(
     hub: FakeHub, made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.warns(UserWarning, match=r"without pictures. .* pip install 'tenuto\[plots\]'"):
+    with pytest.warns(UserWarning, match=r"without pictures. .* pip install '\.\[plots\]'"):
         push(made / "schedule.json", "me/some")
     assert set(hub.files("me/some")) == {"README.md", "schedule.json"}
     assert "schedule.png" not in hub.files("me/some")["README.md"].decode()

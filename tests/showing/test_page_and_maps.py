@@ -115,7 +115,7 @@ def test_facts_say_how_much_is_computed_and_for_which_weights() -> None:
 
 def test_a_picture_without_matplotlib_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(NoPlots, match=r"pip install 'tenuto\[plots\]'"):
+    with pytest.raises(NoPlots, match=r"pip install '\.\[plots\]'"):
         save_schedule_png(made(), tmp_path / "map.png")
     assert not (tmp_path / "map.png").exists()
 
