@@ -25,7 +25,8 @@ from tenuto.provenance import provenance
 from tenuto_lab.judging.statistics import Distance, Statistics, frechet
 from tenuto_lab.judging.tiny_classifier import TinyClassifier, load_tiny_classifier
 from training.autoencoder import load_autoencoder
-from training.family import Drawn, draw_latents, family_card, show
+from training.family import Drawn, draw_latents, show
+from training.family_card import family_card
 from training.family_unet import by_class, unet_card
 from training.loop import Device, Seed, allow_recompiling, default_device
 from training.objectives import objective

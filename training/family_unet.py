@@ -31,7 +31,6 @@ from training.card import table
 from training.class_captions import asked, caption, captions, vocabulary
 from training.ddim import chance
 from training.family import (
-    GUIDANCE,
     STATE_EVERY,
     Condition,
     Latents,
@@ -39,14 +38,12 @@ from training.family import (
     drawing_from,
     hash_of,
     held_out_loss,
-    rest_of_card,
     resumed_at,
-    said_of_early,
-    said_of_goal,
     show,
     source,
     stored_latents,
 )
+from training.family_card import GUIDANCE, rest_of_card, said_of_early, said_of_goal
 from training.loop import (
     Batch,
     Compile,

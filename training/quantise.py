@@ -30,7 +30,7 @@ from tenuto_lab.judging.judges import picture_judge
 from tenuto_lab.judging.statistics import mean_interval
 from training.autoencoder import load_autoencoder
 from training.evaluate_small_llada import Question, in_batches, write_by_threshold, write_problem_file
-from training.family import quantised_section
+from training.family_card import quantised_section
 from training.llada_text import Problem
 from training.loop import Device, Seed, default_device, save_shards
 from training.reasoning_tasks import Posed
