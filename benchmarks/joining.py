@@ -25,7 +25,7 @@ from benchmarks.strong_rivals import report as rivals
 from benchmarks.transfer import report as transfer
 from scripts.command_line import run
 from tenuto.errors import UsageError
-from tenuto.files import read_json, write_json, write_text
+from tenuto.files import write_json, write_text
 from tenuto_lab.frontier.frontier_report import frontier_tables
 from tenuto_lab.frontier.known import FRONTIER_FILE
 from tenuto_lab.result_files import ORIGIN, Check, both, fields, listed, makes, read_result, shaped
@@ -189,7 +189,7 @@ def main(
         raise UsageError(f"There is no {kind!r} to join; there are {', '.join(KINDS)}.")
     place = out or results_of(kind)
     check, _, drawn = KINDS[kind]
-    known = EMPTY[kind] if fresh or not place.is_file() else read_json(place, f"file of {kind}")
+    known = {} if fresh or not place.is_file() else read_result(place, f"file of {kind}", check)
     parts = [read_result(file, f"file of {kind}", check) for file in files]
     record = joined(kind, {**deepcopy(EMPTY[kind]), **known}, parts, replace)
     write_json(place, record)

@@ -235,7 +235,7 @@ def split(record: dict[str, Any]) -> str:
 def table(record: dict[str, Any]) -> str:
     unable, reference = record.get("cannot_tell", {}), full_name(record)
     against = FULL if record["ways"][reference]["method"] == FULL else f"“{reference}”"
-    full = record["ways"][full_name(record)]["levels"]
+    full = record["ways"][reference]["levels"]
     told = []
     for task, level in record["levels"]:
         good = [int(bit) for bit in full[f"{task}-{level}"]["right"]]

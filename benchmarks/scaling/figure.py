@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scaling.report import is_dit
+from benchmarks.scaling.report import of_one_kind
 from benchmarks.scaling.ways import BLOCK, BRANCH, FEWER, MANY, OURS, PREDICTOR, SOLVER
 from tenuto.files import replacing
 
@@ -97,10 +97,10 @@ def _plot(
     Flows are open diamonds, cut-short DiTs crosses, other architectures and smaller pictures open squares.
     """
     kinds: tuple[tuple[str, Any], ...] = (
-        ("o-", lambda case: is_dit(case) and case["prediction"] == "noise" and not case["early"]),
-        ("D", lambda case: is_dit(case) and case["prediction"] == "flow"),
-        ("x", lambda case: is_dit(case) and case["prediction"] == "noise" and case["early"]),
-        ("s", lambda case: not is_dit(case)),
+        ("o-", lambda case: of_one_kind(case) and case["prediction"] == "noise" and not case["early"]),
+        ("D", lambda case: of_one_kind(case) and case["prediction"] == "flow"),
+        ("x", lambda case: of_one_kind(case) and case["prediction"] == "noise" and case["early"]),
+        ("s", lambda case: not of_one_kind(case)),
     )
     for style, belongs in kinds:
         points = []

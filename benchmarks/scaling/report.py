@@ -132,8 +132,11 @@ def _networks(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield from _table([*titles, "Fréchet distance", "full run to converged, dB"], lines)
 
 
-def is_dit(case: Mapping[str, Any]) -> bool:
-    """The family's other networks differ in more than size and training. Older files have DiTs only."""
+def of_one_kind(case: Mapping[str, Any]) -> bool:
+    """Whether it is a DiT that draws 64×64 pictures: the family's others differ in more than size and training.
+
+    Older files have DiTs only.
+    """
     return bool(case.get("architecture", "dit") == "dit") and side_of(case) == SIZE
 
 
@@ -180,7 +183,7 @@ def effects(cases: Sequence[Mapping[str, Any]], way: str, budget: float, goal: s
     """
     places, rows = [], []
     for case in cases:
-        if case["prediction"] == "noise" and is_dit(case):
+        if case["prediction"] == "noise" and of_one_kind(case):
             at = 1.0, math.log10(case["parameters"]), math.log10(case["trained_samples"])
             found = [row[goal] for row in case["rows"] if (row["way"], row["budget"]) == (way, budget) and goal in row]
             places += [at] * len(found)
@@ -230,7 +233,7 @@ def _effects(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 yield from _table([title, *(f"{budget:.0%}" for budget in budgets)], lines)
                 yield ""
     if ours:
-        networks = len({case["network"] for case in cases if case["prediction"] == "noise" and is_dit(case)})
+        networks = len({case["network"] for case in cases if case["prediction"] == "noise" and of_one_kind(case)})
         yield _shown(ours, networks)
 
 

@@ -18,7 +18,7 @@ from benchmarks.scaling.report import (
     _guidances,
     _resolutions,
     effects,
-    is_dit,
+    of_one_kind,
     tables,
 )
 from benchmarks.scaling.ways import OURS, PREDICTOR, STEPS, WAYS, Way, _predicted, rivals
@@ -151,7 +151,7 @@ def test_resolution_and_guidance_are_compared_in_tables_of_their_own_and_stay_ou
     one = {**case_of(10**7, 10**6, 40, 3), "network": "base", "side": 64}
     reduced = {**case_of(10**7, 10**6, 44, 4), "network": "base-32", "side": 32}
     strong = {**one, "guidance": 5.0, "rows": case_of(10**7, 10**6, 37.5, 4)["rows"]}
-    assert not is_dit(reduced) and is_dit(one)
+    assert not of_one_kind(reduced) and of_one_kind(one)
     ((title, before, after),) = _resolutions([one, reduced, strong])
     assert title == "base, guidance 3, 32² to 64² pixels" and (before, after) == (reduced, one)
     assert str(_difference(before, after, OURS, 0.25, "full")) == "-4.0 ± 5.0"

@@ -82,6 +82,11 @@ def period(told: Any) -> Any:
     raise typer.BadParameter(f"{told} is no period; give a whole number from 1 on, or {listed(FIRST)}.")
 
 
+PERIODS = "N|early|careful|checked"  # what `period` takes, for a usage line
+PERIODS_HELP = (
+    "checked, the default: at the first seven, then ever more rarely, and always once the KV cache fails a check; "
+    "careful: at the first eight; early: at the first four. 1: no KV cache."
+)
 MODEL = "A shipped model (see `tenuto models`), a checkpoint file, a checkpoint directory, or a hub id (owner/name)."
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]

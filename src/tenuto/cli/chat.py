@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tenuto.cli.app import MOST, Device, ModelName, Seed, app, period, real_text
+from tenuto.cli.app import MOST, PERIODS, PERIODS_HELP, Device, ModelName, Seed, app, period, real_text
 from tenuto.cli.console import clean, failure, out, say
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ COMMANDS = {
     "/new": "forget the conversation",
     "/quit": "end",
 }
-EVERY_HELP = (
-    "Compute all positions at every N-th evaluation. checked, the default: at the first seven, then ever more rarely, "
-    "and always once the KV cache fails a check; careful: at the first eight; early: at the first four. 1: no KV cache."
-)
 
 
 @app.command(
@@ -47,7 +43,11 @@ def chat(
     ] = None,
     every: Annotated[
         Any,
-        typer.Option(parser=period, metavar="N|early|careful|checked", help=EVERY_HELP),
+        typer.Option(
+            parser=period,
+            metavar=PERIODS,
+            help=f"Compute all positions at every N-th evaluation. {PERIODS_HELP}",
+        ),
     ] = None,
     sliding: Annotated[
         bool,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tenuto.cli.app import MOST, AsJson, Device, ModelName, Seed, app, period, real_text
+from tenuto.cli.app import MOST, PERIODS, PERIODS_HELP, AsJson, Device, ModelName, Seed, app, period, real_text
 from tenuto.cli.generation_record import Record, claimed
 
 if TYPE_CHECKING:
@@ -85,10 +85,9 @@ def generate(
         Any,
         typer.Option(
             parser=period,
-            metavar="N|early|careful|checked",
+            metavar=PERIODS,
             help="Text, with --parallel or --factor: compute all positions at every N-th evaluation, else a block. "
-            "checked, the default: at the first seven, then ever more rarely, and always once the KV cache fails a "
-            "check; careful: at the first eight; early: at the first four. 1: no KV cache.",
+            f"{PERIODS_HELP}",
         ),
     ] = None,
     sliding: Annotated[

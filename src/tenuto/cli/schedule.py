@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tenuto.cli.app import AsJson, app, period
+from tenuto.cli.app import PERIODS, AsJson, app, period
 
 if TYPE_CHECKING:
     from tenuto.models import Stored
@@ -41,7 +41,7 @@ def schedule(
         Any,
         typer.Option(
             parser=period,
-            metavar="N|early|careful|checked",
+            metavar=PERIODS,
             help="Refresh period in steps; text: or early, careful, checked.",
             rich_help_panel=BY_HAND,
         ),

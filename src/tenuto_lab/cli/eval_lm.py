@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tenuto.cli.app import MOST, AsJson, Device, ModelName, Seed, period
+from tenuto.cli.app import MOST, PERIODS, PERIODS_HELP, AsJson, Device, ModelName, Seed, period
 from tenuto.cli.generate import Mode
 from tenuto_lab.cli.app import Dtype, evaluation, interval
 
@@ -44,10 +44,9 @@ def lm(
         Any,
         typer.Option(
             parser=period,
-            metavar="N|early|careful|checked",
+            metavar=PERIODS,
             help="With --parallel or --factor: compute all positions at every N-th evaluation, else a block. "
-            "checked, the default: at the first seven, then ever more rarely, and always once the KV cache fails a "
-            "check; careful: at the first eight; early: at the first four. 1: no KV cache.",
+            f"{PERIODS_HELP}",
         ),
     ] = None,
     sliding: Annotated[
