@@ -1,5 +1,6 @@
 """The summary of a generation: for reading and for programs."""
 
+import weakref
 from typing import Any
 
 import pytest
@@ -35,6 +36,20 @@ def test_a_summary_is_for_reading_and_for_programs(pipe: DiffusionPipeline) -> N
     assert record["per_denoiser"]["unet"] == {"computed": 3, "asked": 12} and len(record["per_step"]) == 12
     assert (summary.keep, summary.scheduler) == ("output", "DDIMScheduler")
     assert f"the output, predicted as {summary.predict}" in str(summary)
+
+
+def test_samples_of_held_steps_are_freed(pipe: DiffusionPipeline) -> None:
+    tenuto.enable(pipe, every=6)
+    samples: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def look(pipe: Any, step: int, t: Any, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        samples.append(weakref.ref(given["latents"]))
+        alive.append(sum(one() is not None for one in samples))
+        return {}
+
+    draw(pipe, "sd1", callback_on_step_end=look)
+    assert alive[5] == alive[2], "what is kept must not grow with the number of held steps"
 
 
 @pytest.mark.parametrize(

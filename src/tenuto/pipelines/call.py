@@ -1,12 +1,13 @@
 """A call of a scheduler's step, taken apart."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
 from torch import Tensor
 
+EXCHANGED = ("model_output", "sample")
 NOISY = ("eta", "s_churn")  # arguments that make DDIM's and Euler's steps add noise
 
 
@@ -27,7 +28,7 @@ class Call:
         for name in [name for name, one in known.parameters.items() if one.kind is one.VAR_KEYWORD]:
             given |= given.pop(name, {})
         call = Call(original, dict(given))
-        found = [call.given.get(name) for name in ("model_output", "sample")]
+        found = [call.given.get(name) for name in EXCHANGED]
         return call if all(isinstance(one, Tensor) for one in found) else None
 
     @property
@@ -54,6 +55,11 @@ class Call:
     def adds_noise(self) -> bool:
         """Whether the loop tells the scheduler to add noise at this step."""
         return any(self.given.get(name) for name in NOISY)
+
+    @property
+    def without_tensors(self) -> "Call":
+        """The same call, to be taken with an output and a sample of others. Its own are not kept in memory."""
+        return replace(self, given={name: one for name, one in self.given.items() if name not in EXCHANGED})
 
     def take(self, output: Tensor, sample: Tensor) -> Any:
         clean = {"pred_original_sample": output} if self.gives_clean else {}

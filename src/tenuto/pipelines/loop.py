@@ -314,7 +314,7 @@ class Loop:
         if self.computes():
             return stream.refresh(place, call.take, call.output, call.sample)
         if stream.knows:
-            return stream.hold(place, call.take, call.sample)
+            return stream.hold(place, call.without_tensors.take, call.sample)
         self.compute_in_full(f"a second {type(scheduler).__name__} begins in the middle of the loop")
         return call.take(call.output, call.sample)
 

@@ -80,7 +80,7 @@ def _known_row(lab: Lab, bench: Bench, budget: float) -> ClaimRow:
         rival = ActivationDrift(bench.model.network, lifetimes(bench.scores, steps, budget=budget))
         found = []
         for place in range(FEW):
-            bench.sample(steps, 1, place % lab.samples)(rival)
+            bench.sample(steps, 1, place % bench.samples)(rival)
             found.append(sum(one in rival.library for one in rival.patterns) / len(rival.patterns))
             rival.forget()
         rival.release()

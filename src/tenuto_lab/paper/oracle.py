@@ -29,7 +29,7 @@ STEPS = 10  # of the searched trajectories; the replay of a found pattern takes 
 def oracle(lab: Lab) -> ExperimentResult:
     rows: list[ClaimRow] = []
     for bench in lab.benches():
-        inputs = (lab.text_samples or lab.samples) if bench.writes else lab.samples
+        inputs = bench.samples
         if len(bench.model.units) > UNITS and bench.model.device.type == "cpu":
             note = "too many units to try one by one on a CPU"
             rows.append(ClaimRow("share of unit-steps found", bench.model.name, None, None, note=note))

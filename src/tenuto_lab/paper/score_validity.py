@@ -75,9 +75,9 @@ def freeze_error(lab: Lab) -> ExperimentResult:
     for bench in lab.benches():
         name, family = bench.model.name, bench.family
         values = [unit.score for unit in bench.scores.units]
-        count = (lab.text_samples or lab.samples) if bench.writes else lab.samples
         same, own = (
-            freeze_errors_of(lab, bench, at_lifetime, lab.steps or bench.steps, count) for at_lifetime in (False, True)
+            freeze_errors_of(lab, bench, at_lifetime, lab.steps or bench.steps, bench.samples)
+            for at_lifetime in (False, True)
         )
         found = spearman(values, same)
         rows.append(_same_step(bench, found))
@@ -204,8 +204,7 @@ def audited(lab: Lab) -> ExperimentResult:
 def _audit(lab: Lab, bench: Bench, steps: int) -> Audit:
     """The audit of all samples, some at a time, so that an interrupted run goes on."""
     noise = bench.model.noise
-    betas = None if noise is None else ddim_betas(noise, steps)
-    count = (lab.text_samples or lab.samples) if bench.writes else lab.samples
+    betas, count = None if noise is None else ddim_betas(noise, steps), bench.samples
 
     def measure(first: int) -> dict[str, Any]:
         lab.say(f"{bench.model.name}: probing {len(bench.model.units)} units on samples from {first} of {count} on")

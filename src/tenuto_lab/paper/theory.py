@@ -80,12 +80,8 @@ def _times(rows: list[ClaimRow], containing: str) -> str:
 
 
 def _trajectories(lab: Lab, bench: Bench) -> str:
-    count, steps = _count(lab, bench), lab.steps or bench.steps
+    count, steps = bench.samples, lab.steps or bench.steps
     return f"{count} {'trajectory' if count == 1 else 'trajectories'} of {steps} steps"
-
-
-def _count(lab: Lab, bench: Bench) -> int:
-    return (lab.text_samples or lab.samples) if bench.writes else lab.samples
 
 
 def _lemma(lab: Lab, bench: Bench) -> dict[str, Any]:
@@ -93,7 +89,7 @@ def _lemma(lab: Lab, bench: Bench) -> dict[str, Any]:
     steps = lab.steps or bench.steps
     lab.say(f"{bench.model.name}: bounding the slopes of {len(bench.model.units)} units")
     last = max(1, round(FROZEN * steps))
-    found = slopes(bench.model, bench.scores, bench.sample(steps, _count(lab, bench)), last=last)
+    found = slopes(bench.model, bench.scores, bench.sample(steps, bench.samples), last=last)
     return {"lemma": found.lemma_looseness, "steep": found.too_steep, "units": len(found.units)}
 
 

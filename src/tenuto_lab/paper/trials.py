@@ -102,6 +102,7 @@ class Bench(Protocol):
     """A model with its requests and its judge."""
 
     model: Model
+    samples: int  # of each seed
     steps: int  # steps of the full run, as the paper's
     quality: str  # the value that says how near a way is to the full run
     quality_title: str  # the same, as an axis label

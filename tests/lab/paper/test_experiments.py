@@ -23,7 +23,7 @@ from tenuto_lab.cli import app
 from tenuto_lab.cli.experiment import _progress, _provenance
 from tenuto_lab.frontier.points import everything
 from tenuto_lab.journal import Journal
-from tenuto_lab.paper import EXPERIMENTS, ClaimRow, Lab, conditions
+from tenuto_lab.paper import EXPERIMENTS, ClaimRow, Lab, conditions, drift_control
 from tenuto_lab.paper import failures as failing
 from tenuto_lab.paper import freezing as tuning_task
 from tenuto_lab.paper import static_rankings as ranking
@@ -336,6 +336,13 @@ def test_a_run_stops_in_time_and_goes_on(checkpoint: Any, tmp_path: Path) -> Non
         calls += 1
     assert first.exit_code == 0, first.output
     assert {path.name for path in tmp_path.glob("*.json")} == {"maps.json", "pareto.json"}
+
+
+def test_single_samples_are_taken_from_those_a_writer_has() -> None:
+    protocol = conditions.Protocol(tasks=("sums-5",))
+    lab = Lab(("small-llada",), samples=50, text_samples=1, seeds=1, steps=4, protocol=protocol)
+    row = drift_control._known_row(lab, lab.bench("small-llada"), 0.5)
+    assert row.measured is not None and 0 <= row.measured <= 1
 
 
 def test_problems_are_not_asked_twice() -> None:
