@@ -41,15 +41,18 @@ def measure(
     """Every point that `out` does not hold yet, until `most` seconds are over. only: the one way to measure"""
     began = time.perf_counter()
     record: dict[str, Any] = read_result(out, "table of tokens a second", RECORD) if out.exists() else {"points": {}}
-    record |= {"provenance": provenance(device, seed=0), "rate": RATE, "block_length": BLOCK}
+    made_by = provenance(device, seed=0)
+    record = {"provenance": made_by, "rate": RATE, "block_length": BLOCK} | record
+    later = record["provenance"]["commit"] != made_by["commit"]  # rows added to those of another run say so
     network = made(config, device)
     print(f"made after {time.perf_counter() - began:.0f} s", flush=True)
-    unjoined = eager(network, prompts_of(1, points[0][1], config), points[0][2], device)
-    record["eager_before_joining"] = unjoined
+    if "limits" not in record:
+        record["eager_before_joining"] = eager(network, prompts_of(1, points[0][1], config), points[0][2], device)
     network.fuse()
-    record["limits"] = limits(network, device)
-    print(record["limits"], flush=True)
-    if device.type == "cuda":
+    if "limits" not in record:
+        record["limits"] = limits(network, device)
+        print(record["limits"], flush=True)
+    if "kernels" not in record and device.type == "cuda":
         record["kernels"] = checked_kernels(network, device)
         print(record["kernels"], flush=True)
     for point, further in [(point, further) for further in (False, True) for point in points]:
@@ -65,8 +68,10 @@ def measure(
                 done[way] = {"failed": "there is not enough memory"}
             except Exception as error:  # one way that fails should not cost the others
                 done[way] = {"failed": f"{type(error).__name__}: {error}"[:300]}
+            if later:
+                done[way]["made_by"] = made_by
             shown = {key: round(value, 2) if isinstance(value, float) else value for key, value in done[way].items()}
-            shown.pop("kernels", None)
+            shown = {key: value for key, value in shown.items() if key not in ("kernels", "made_by")}
             print(f"{time.perf_counter() - began:.0f} s  {name} {way}: {shown}", flush=True)
             write_json(out, record)
             gc.collect()  # what refers to itself would be freed later, and count as taken until then

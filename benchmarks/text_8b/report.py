@@ -18,18 +18,23 @@ def table(record: dict[str, Any]) -> str:
         f"**{limit['weights_ms']:.2f} ms** at the bandwidth measured in the same run "
         f"({max(limit['copy_bytes_per_second'], limit['read_bytes_per_second'] or 0) / 1e12:.2f} TB/s). "
         "*tenuto* computes everything once, at the beginning, and then a block at every evaluation. *early* computes "
-        "everything at the evaluations 0 to 4, 8, 16, 32 and so on as well. "
+        "everything at the evaluations 0 to 4, 8, 16, 32 and so on as well. *checked*, the default, computes everything "
+        "now and then to test the cache, and a text that fails uses no cache from then on; with random weights a test "
+        "takes its time, and how it ends is given: all texts pass, or none. "
         "Eager inference computes everything at every evaluation and writes one token with each; before matrices were "
         f"joined, it wrote {before['tokens_per_second']:.0f} tokens/s at the first point.",
         "",
         "| batch | prompt | tokens | way | tokens/s | × eager | a step, ms | evaluations |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
+    later: dict[str, list[str]] = {}
     for name, done in record["points"].items():
         full = done.get("eager", {}).get("tokens_per_second")
         if full and name == next(iter(record["points"])):  # it was read twice, and the faster one counts
             full = max(full, before["tokens_per_second"])
         for way, one in done.items():
+            if "made_by" in one:
+                later.setdefault(origin(one["made_by"]), []).append(f"{name.replace('x', ' × ')} {way}")
             if "failed" in one:
                 lines.append(f"| {name.replace('x', ' | ')} | {way} | {one['failed']} | | | |")
                 continue
@@ -40,6 +45,8 @@ def table(record: dict[str, Any]) -> str:
                 f"| {name.replace('x', ' | ')} | {way} | {one['tokens_per_second']:,.0f} | {times} | {shown} | "
                 f"{one.get('evaluations', '')} |"
             )
+    for where, rows in later.items():
+        lines += ["", f"Of another run: {'; '.join(rows)}. {where}"]
     return "\n".join(lines) + "\n"
 
 
