@@ -106,17 +106,18 @@ def early(evaluation: int) -> bool:
 
 
 def doubling(evaluation: int) -> bool:
+    """Everything at 0 and at the powers of two; with a check, this is the product's default."""
     return evaluation & (evaluation - 1) == 0 or evaluation == 0
+
+
+def geometric(second: int, factor: int, evaluation: int) -> bool:
+    """Everything at 0, at a second evaluation, and at the second one times each power of a factor."""
+    return evaluation == 0 or evaluation in [second * factor**power for power in range(10)]
 
 
 def eight_first(evaluation: int) -> bool:
     """Everything at the first eight evaluations, and at the powers of two."""
     return bool(full_steps(np.array(evaluation), "careful"))
-
-
-def seven_first(evaluation: int) -> bool:
-    """The product's default, with a check: everything at the first seven evaluations, and at the powers of two."""
-    return bool(full_steps(np.array(evaluation), "checked"))
 
 
 def always(evaluation: int) -> bool:
@@ -140,6 +141,7 @@ RARELY = {  # full evaluations early and then ever more rarely, by what they are
 
 def caches() -> dict[str, list[rules.Rule]]:
     """The caches of each method, the most promising setting first."""
+    default = rules.checked(rules.ours(doubling, lean=True), "everything at 0, 1, 2, 4, 8, … and after a failed check")
     return {
         "ours": [
             *(rules.ours(full, name=name, lean=True) for name, full in RARELY.items()),
@@ -174,9 +176,17 @@ def caches() -> dict[str, list[rules.Rule]]:
             rules.ours(8, name="everything every 8, a finished block again", lean=True, again="block"),
             rules.ours(NEVER, name="everything when a block begins", lean=True, again="everything"),
         ],
-        "ours, checked": [
-            rules.checked(rules.ours(full, lean=True), f"everything {told} and after a failed check")
-            for full, told in ((seven_first, "at 0 to 6, 8, 16, …"), (early, "at 0 to 4, 8, 16, …"))
+        "ours, checked": [default, rules.in_blocks(default, WIDE_BLOCK)],
+        "ours, checked more rarely": [
+            rules.checked(rules.ours(full, lean=True), f"everything at {told}, … and after a failed check")
+            for told, full in (
+                ("0, 1, 3, 9", partial(geometric, 1, 3)),
+                ("0, 1, 4, 16", partial(geometric, 1, 4)),
+                ("0, 1, 6, 36", partial(geometric, 1, 6)),
+                ("0, 1, 8, 64", partial(geometric, 1, 8)),
+                ("0, 2, 8, 32", partial(geometric, 2, 4)),
+                ("0, 4, 32", partial(geometric, 4, 8)),
+            )
         ],
         "ours, the prompt cached": [
             rules.ours(always, name=f"the whole answer always, the prompt {when}", prompt=now)
