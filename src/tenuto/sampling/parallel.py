@@ -11,7 +11,7 @@ of a batch is decoded independently. The device decides all of the following:
               block, no mask was computed: this evaluation only brings the cache up to date
     ended     a row ends when no mask is left, or none before its first end-of-text
     checked   if the schedule says so: before a full step, the step that the cache would allow is made as well. If the
-              two predict different tokens at a mask, and one of them is sure, the row uses the cache no more
+              probabilities that the two predict at the masks differ too much, the row uses the cache no more
 
 So all shapes are fixed, CUDA graphs can be used, and the device does not wait for the host. The host learns one
 evaluation late which tokens were written, and whether all rows have ended; the evaluation that it started meanwhile

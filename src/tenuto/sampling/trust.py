@@ -8,7 +8,7 @@ from torch import Tensor
 from tenuto.runtime.executor import Executor
 from tenuto.scheduling.rewrite import checks
 
-SURE = 0.9  # a prediction counts in a check from this probability on
+CHANGE = 0.03  # of the probabilities, which the cache may make at most, on average over the masks of a block
 
 
 class Said(NamedTuple):
@@ -25,9 +25,9 @@ class Trust:
     """Which rows still use the cache.
 
     At each full step but the first, the step that the cache would allow is made first, and nothing of it is kept. The
-    two are compared at all masks of the block that both computed. If they predict different tokens at one of these, and
-    one of the two gives its token a probability of SURE or more, the row uses the cache no more: all further steps
-    compute all of its positions. So each row decides for itself, and does not depend on the others of its batch.
+    two are compared at all masks of the block that both computed. If the probabilities of the predicted tokens differ
+    by more than CHANGE on average, the row uses the cache no more: all further steps compute all of its positions. So
+    each row decides for itself, and does not depend on the others of its batch.
     """
 
     def __init__(self, executor: Executor, rows: int, device: torch.device) -> None:
@@ -51,16 +51,23 @@ class Trust:
         needed   [B]: 0 if a row had ended
         """
         going = needed > 0
-        self.rows &= ~(going & differ(cached, full))
+        self.rows &= ~(going & (change(cached, full) > CHANGE))
         found = torch.stack([(going & ~self.rows).any(), (going & self.rows).any()]).tolist()
         self.broken, self.all_broken = found[0], not found[1]
 
 
-def differ(cached: Said, full: Said) -> Tensor:
-    """[B]: whether the two evaluations predict different tokens at a mask, and one of them is sure there."""
+def change(cached: Said, full: Said) -> Tensor:
+    """[B]: how far the probabilities of the predicted tokens are apart, on average over the masks that both computed.
+
+    If the two evaluations predict different tokens at a mask, each gives the other's token a probability of at most
+    min(p, 1 − p), where p is the probability of its own. So their distance is at least the one that is used here.
+    """
     # The host looks at masks only, so the two may have looked at different places.
     same_place = cached.places[:, :, None] == full.places[:, None, :]
     both = same_place & cached.masked[:, :, None] & full.masked[:, None, :]
-    other = cached.guesses[:, :, None] != full.guesses[:, None, :]
-    sure = (cached.likely[:, :, None] >= SURE) | (full.likely[:, None, :] >= SURE)
-    return (both & other & sure).any(2).any(1)
+    same = cached.guesses[:, :, None] == full.guesses[:, None, :]
+    p, q = cached.likely.float()[:, :, None], full.likely.float()[:, None, :]
+    apart = torch.maximum(
+        p - torch.where(same, q, torch.minimum(q, 1 - q)), q - torch.where(same, p, torch.minimum(p, 1 - p))
+    )
+    return torch.where(both, apart, 0.0).sum((1, 2)) / both.sum((1, 2)).clamp(min=1)

@@ -36,7 +36,7 @@ from tenuto.sampling.settings import MaskedSampling
 from tenuto_lab.rivals.text.dllm_cache import DLLMCache
 
 NEVER = 10**6 + 1  # an evaluation at which no rule computes everything
-SURE = 0.9  # a prediction counts in a check of the cache from this probability on
+CHANGE = 0.03  # of the probabilities at a block's masks, on average, above which a check of the cache fails
 DROPPED = 0.7  # rows whose text has ended are computed no further, once no more than this share of the rows is left
 
 
@@ -189,9 +189,11 @@ def ours(
 def checked(rule: Rule, name: str) -> Rule:
     """The rule, with a check of the cache at every evaluation that computes everything, except for the first.
 
-    Before it, the evaluation that the cache would allow is made as well. The check fails if the two predict different
-    tokens at a mask that both have computed, and one of the two gives its token a probability of SURE or more. Then all
-    further evaluations compute everything for this row.
+    Before it, the evaluation that the cache would allow is made as well. The two are compared at the masks that both
+    have computed. The check fails if the probabilities of the predicted tokens differ by more than CHANGE on average.
+    Then all further evaluations compute everything for this row. Where the two predict different tokens, the least
+    difference counts that is possible: a token that is not the likeliest has at most min(p, 1 − p), p being the
+    likeliest one's probability.
     """
     return replace(rule, name=name, checks=True)
 
@@ -287,8 +289,11 @@ def write(
             work[texts] += going * tested * cost
             here = scattered(state.tokens, asked, guesses)
             surest = scattered(torch.zeros(state.tokens.shape, device=device), asked, likely.float())
-            differ = both & (predicted != here) & (torch.maximum(sure, surest) >= SURE)
-            trusts = trusts & ~(tested & differ.any(1))
+            most, most_cached = torch.minimum(surest, 1 - surest), torch.minimum(sure, 1 - sure)
+            apart = torch.maximum(sure - most, surest - most_cached)
+            apart = torch.where(predicted == here, (sure - surest).abs(), apart)
+            average = (apart * both).sum(1) / both.sum(1).clamp(min=1)
+            trusts = trusts & ~(tested & (average > CHANGE))
         state.before = state.masked
         now = put_flags(torch.zeros_like(state.answer), asked, written)
         guesses = torch.where(written, guesses, state.tokens.gather(1, asked))
