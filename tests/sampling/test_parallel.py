@@ -39,7 +39,7 @@ def network() -> LLaDA:
 @pytest.fixture(scope="module")
 def sure() -> LLaDA:
     """A network that is sure of its tokens, so that some of its caches fail their checks."""
-    made = make_network(seed=5)
+    made = make_network(seed=9)
     made.parts()[3].weight *= 8
     return made
 
@@ -95,7 +95,7 @@ def naive(
     network: LanguageNetwork, prompt: list[int], sampling: MaskedSampling, seed: int, every: Every | None = None
 ) -> tuple[list[int], int]:
     """What is written and how many evaluations it takes. every: the period of full evaluations with a KV cache."""
-    named = {"early": {0, 1, 2, 3, 4, 8, 16, 32}, "careful": {*range(9), 16, 32}, "checked": {0, 1, 2, 4, 8, 16, 32}}
+    named = {"early": {0, 1, 2, 3, 4, 8, 16, 32}, "careful": {*range(9), 16, 32}, "checked": {0, 1, 2, 3, 4, 8, 16, 32}}
     full = named[every] if isinstance(every, str) else set(range(0, sampling.length, every or 1))
     generator = torch.Generator().manual_seed(seed)
     start, size, shift = len(prompt), sampling.block_length, network.shift
@@ -169,7 +169,7 @@ def naive(
         for i, (token, p) in cached.items():
             other, q = here[i]
             apart.append(abs(p - q) if token == other else max(p - min(q, 1 - q), q - min(p, 1 - p)))
-        trusts = trusts and sum(apart) <= 0.03 * len(apart)
+        trusts = trusts and sum(apart) <= 0.02 * len(apart)
         for i, token in chosen.items():
             x[i] = token
         stale |= set(chosen)

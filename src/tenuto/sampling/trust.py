@@ -8,7 +8,7 @@ from torch import Tensor
 from tenuto.runtime.executor import Executor
 from tenuto.scheduling.rewrite import checks
 
-CHANGE = 0.03  # of the probabilities, which the cache may make at most, on average over the masks of a block
+CHANGE = 0.02  # of the probabilities, which the cache may make at most, on average over the masks of a block
 
 
 class Said(NamedTuple):

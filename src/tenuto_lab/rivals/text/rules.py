@@ -36,7 +36,7 @@ from tenuto.sampling.settings import MaskedSampling
 from tenuto_lab.rivals.text.dllm_cache import DLLMCache
 
 NEVER = 10**6 + 1  # an evaluation at which no rule computes everything
-CHANGE = 0.03  # of the probabilities at a block's masks, on average, above which a check of the cache fails
+CHANGE = 0.02  # of the probabilities at a block's masks, on average, above which a check of the cache fails
 DROPPED = 0.7  # rows whose text has ended are computed no further, once no more than this share of the rows is left
 
 
