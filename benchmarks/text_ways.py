@@ -33,6 +33,7 @@ LEFT_OUT = (0.25, 0.5)  # of the branches or layers, inside a block step
 ORDERS = 3  # random ones beside the spectral one and its reverse
 NEVER = 10**6
 FULL = "full inference"
+ALONE = "parallel decoding alone"
 
 
 @dataclass(frozen=True)
@@ -233,24 +234,21 @@ def ways(model: Model) -> list[Way]:
     lifetimes = [by_lifetimes(scores, budget, by) for budget in BUDGETS for by in ("branch", "block")]
     return [
         by_rule(FULL, full),
-        by_rule("parallel decoding alone", full, parallel=0.9),
+        by_rule(ALONE, full, parallel=0.9),
         by_rule("parallel decoding alone, in a window", rules.all_in_window(WINDOW), parallel=0.9),
         *each,
         *first,
         *lifetimes[:2],
         *more,
         *(way for way in without if way not in first),
-        *(by_rule("parallel decoding alone", full, parallel=one) for one in THRESHOLDS[1:]),
+        *(by_rule(ALONE, full, parallel=one) for one in THRESHOLDS[1:]),
         *_in_turn(lifetimes[2:], alone),
         *at_thresholds(methods, THRESHOLDS[1:]),
         *(
             by_rule("parallel decoding alone, in a window", rules.all_in_window(WINDOW), parallel=one)
             for one in THRESHOLDS[1:]
         ),
-        *(
-            by_rule("parallel decoding alone", rules.in_blocks(full, WIDE_BLOCK), parallel=one)
-            for one in (0.9, *THRESHOLDS[1:])
-        ),
+        *(by_rule(ALONE, rules.in_blocks(full, WIDE_BLOCK), parallel=one) for one in (0.9, *THRESHOLDS[1:])),
         *(by_rule("the factor rule alone", full, factor=one) for one in FACTORS),
         *(by_rule("ours, by the factor rule", methods["ours"][0], factor=one) for one in FACTORS),
     ]
