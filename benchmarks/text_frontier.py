@@ -194,7 +194,7 @@ def paired(record: dict[str, Any], first: str, second: str) -> dict[str, tuple[f
 
 
 def full_name(record: dict[str, Any]) -> str:
-    """The way that the others are compared with: full inference; where it was not measured, no cache; or the last way."""
+    """The way that the others are compared with: full inference, or else no cache, or else the last way."""
     for method in (FULL, ALONE):
         if found := [name for name, way in record["ways"].items() if way["method"] == method]:
             return found[0]
