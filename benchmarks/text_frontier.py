@@ -26,7 +26,7 @@ import typer
 
 import tenuto
 from benchmarks.places import results_of
-from benchmarks.text_ways import FULL, Way, ways
+from benchmarks.text_ways import ALONE, FULL, Way, ways
 from scripts.command_line import run
 from tenuto.errors import UsageError
 from tenuto.files import write_json, write_text
@@ -194,8 +194,11 @@ def paired(record: dict[str, Any], first: str, second: str) -> dict[str, tuple[f
 
 
 def full_name(record: dict[str, Any]) -> str:
-    """The way that the others are compared with: full inference; or, where it was not measured, the last way."""
-    return next((name for name, way in record["ways"].items() if way["method"] == FULL), list(record["ways"])[-1])
+    """The way that the others are compared with: full inference, or else no cache, or else the last way."""
+    for method in (FULL, ALONE):
+        if found := [name for name, way in record["ways"].items() if way["method"] == method]:
+            return found[0]
+    return list(record["ways"])[-1]
 
 
 def choices(record: dict[str, Any]) -> list[dict[str, Any]]:

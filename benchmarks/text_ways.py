@@ -33,6 +33,7 @@ LEFT_OUT = (0.25, 0.5)  # of the branches or layers, inside a block step
 ORDERS = 3  # random ones beside the spectral one and its reverse
 NEVER = 10**6
 FULL = "full inference"
+ALONE = "parallel decoding alone"
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def selections(scores: Scores) -> dict[str, frozenset[str]]:
 
 
 def early(evaluation: int) -> bool:
-    """Everything at the first four evaluations, and at the powers of two."""
+    """Everything at the first four evaluations and at the powers of two. With a check this is the default."""
     return bool(full_steps(np.array(evaluation), "early"))
 
 
@@ -109,14 +110,14 @@ def doubling(evaluation: int) -> bool:
     return evaluation & (evaluation - 1) == 0 or evaluation == 0
 
 
+def geometric(second: int, factor: int, evaluation: int) -> bool:
+    """Everything at 0, at a second evaluation, and at the second one times each power of a factor."""
+    return evaluation == 0 or evaluation in [second * factor**power for power in range(10)]
+
+
 def eight_first(evaluation: int) -> bool:
     """Everything at the first eight evaluations, and at the powers of two."""
     return bool(full_steps(np.array(evaluation), "careful"))
-
-
-def seven_first(evaluation: int) -> bool:
-    """The product's default, with a check: everything at the first seven evaluations, and at the powers of two."""
-    return bool(full_steps(np.array(evaluation), "checked"))
 
 
 def always(evaluation: int) -> bool:
@@ -140,6 +141,7 @@ RARELY = {  # full evaluations early and then ever more rarely, by what they are
 
 def caches() -> dict[str, list[rules.Rule]]:
     """The caches of each method, the most promising setting first."""
+    default = rules.checked(rules.ours(early, lean=True), "everything at 0 to 4, 8, 16, … and after a failed check")
     return {
         "ours": [
             *(rules.ours(full, name=name, lean=True) for name, full in RARELY.items()),
@@ -174,9 +176,18 @@ def caches() -> dict[str, list[rules.Rule]]:
             rules.ours(8, name="everything every 8, a finished block again", lean=True, again="block"),
             rules.ours(NEVER, name="everything when a block begins", lean=True, again="everything"),
         ],
-        "ours, checked": [
-            rules.checked(rules.ours(full, lean=True), f"everything {told} and after a failed check")
-            for full, told in ((seven_first, "at 0 to 6, 8, 16, …"), (early, "at 0 to 4, 8, 16, …"))
+        "ours, checked": [default, rules.in_blocks(default, WIDE_BLOCK)],
+        "ours, checked more rarely": [
+            rules.checked(rules.ours(full, lean=True), f"everything at {told}, … and after a failed check")
+            for told, full in (
+                ("0, 1, 2, 4, 8", doubling),
+                ("0, 1, 3, 9", partial(geometric, 1, 3)),
+                ("0, 1, 4, 16", partial(geometric, 1, 4)),
+                ("0, 1, 6, 36", partial(geometric, 1, 6)),
+                ("0, 1, 8, 64", partial(geometric, 1, 8)),
+                ("0, 2, 8, 32", partial(geometric, 2, 4)),
+                ("0, 4, 32", partial(geometric, 4, 8)),
+            )
         ],
         "ours, the prompt cached": [
             rules.ours(always, name=f"the whole answer always, the prompt {when}", prompt=now)
@@ -223,24 +234,21 @@ def ways(model: Model) -> list[Way]:
     lifetimes = [by_lifetimes(scores, budget, by) for budget in BUDGETS for by in ("branch", "block")]
     return [
         by_rule(FULL, full),
-        by_rule("parallel decoding alone", full, parallel=0.9),
+        by_rule(ALONE, full, parallel=0.9),
         by_rule("parallel decoding alone, in a window", rules.all_in_window(WINDOW), parallel=0.9),
         *each,
         *first,
         *lifetimes[:2],
         *more,
         *(way for way in without if way not in first),
-        *(by_rule("parallel decoding alone", full, parallel=one) for one in THRESHOLDS[1:]),
+        *(by_rule(ALONE, full, parallel=one) for one in THRESHOLDS[1:]),
         *_in_turn(lifetimes[2:], alone),
         *at_thresholds(methods, THRESHOLDS[1:]),
         *(
             by_rule("parallel decoding alone, in a window", rules.all_in_window(WINDOW), parallel=one)
             for one in THRESHOLDS[1:]
         ),
-        *(
-            by_rule("parallel decoding alone", rules.in_blocks(full, WIDE_BLOCK), parallel=one)
-            for one in (0.9, *THRESHOLDS[1:])
-        ),
+        *(by_rule(ALONE, rules.in_blocks(full, WIDE_BLOCK), parallel=one) for one in (0.9, *THRESHOLDS[1:])),
         *(by_rule("the factor rule alone", full, factor=one) for one in FACTORS),
         *(by_rule("ours, by the factor rule", methods["ours"][0], factor=one) for one in FACTORS),
     ]

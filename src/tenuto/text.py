@@ -185,10 +185,10 @@ class LanguageModel:
                       fast as full inference, or a `schedule` that was made before. With none of the three and one
                       token a step, everything is computed
         every         instead, with `parallel` or `factor`: compute all positions at every N-th evaluation, and one
-                      block with a KV cache at the others. By default "checked": all positions at the first seven
-                      evaluations and at the powers of two; and at all further ones of a text for which the cache would
-                      once have written something else. "careful", "early": without this check, at the first eight or
-                      four. 1: no cache
+                      block with a KV cache at the others. By default "checked": all positions at the first four
+                      evaluations and at the powers of two, where the cache is also checked; and at all further ones of
+                      a text whose cache has failed a check. "early": without checks. "careful": without checks, and at
+                      the first eight and the powers of two. 1: no cache
         length        tokens to write
         steps         network evaluations. By default the schedule's, or one for each token
         block_length  tokens of a block, which is finished before the next one begins. By default the schedule's, or 32

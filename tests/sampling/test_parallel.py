@@ -18,6 +18,7 @@ from tenuto.sampling import prompts
 from tenuto.sampling.guesses import Likeliest, accepted
 from tenuto.sampling.masked import MaskedSampling, generate_tokens, write_tokens
 from tenuto.sampling.prompts import memory_needed, refuse_if_too_large
+from tenuto.sampling.trust import Said, change
 from tenuto.sampling.window import packing
 from tenuto.scheduling.rewrite import Every, rewrite
 from tenuto.scheduling.units import Unscored
@@ -33,6 +34,14 @@ DREAM_UNITS = Unscored("tiny", "dream", dream_units(DREAM))
 @pytest.fixture(scope="module")
 def network() -> LLaDA:
     return make_network(seed=3)
+
+
+@pytest.fixture(scope="module")
+def sure() -> LLaDA:
+    """A network that is sure of its tokens, so that some of its caches fail their checks."""
+    made = make_network(seed=9)
+    made.parts()[3].weight *= 8
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +95,7 @@ def naive(
     network: LanguageNetwork, prompt: list[int], sampling: MaskedSampling, seed: int, every: Every | None = None
 ) -> tuple[list[int], int]:
     """What is written and how many evaluations it takes. every: the period of full evaluations with a KV cache."""
-    named = {"early": {0, 1, 2, 3, 4, 8, 16, 32}, "careful": {*range(9), 16, 32}, "checked": {*range(7), 8, 16, 32}}
+    named = {"early": {0, 1, 2, 3, 4, 8, 16, 32}, "careful": {*range(9), 16, 32}, "checked": {0, 1, 2, 3, 4, 8, 16, 32}}
     full = named[every] if isinstance(every, str) else set(range(0, sampling.length, every or 1))
     generator = torch.Generator().manual_seed(seed)
     start, size, shift = len(prompt), sampling.block_length, network.shift
@@ -99,8 +108,8 @@ def naive(
         end = x.index(EOS, start) if sampling.stop_at_eos and EOS in x[start:] else len(x)
         return [i for i in range(start, end) if x[i] == MASK]
 
-    def writes(at: list[int], inside: list[int]) -> dict[int, int]:
-        """What an evaluation at these positions writes."""
+    def writes(at: list[int], inside: list[int]) -> tuple[dict[int, int], dict[int, tuple[int, float]]]:
+        """What an evaluation at these positions writes; and what it predicts at every mask, and how likely that is."""
         logits = seeing(x, at)
         if sampling.guidance:
             blind = unseeing([MASK] * start + x[start:], at)
@@ -124,7 +133,7 @@ def naive(
                 confidence = float((tempered * (tempered + 1e-10).log()).sum())
             found.append((confidence, i, token, float(likely[token])))
         if not found:  # everything that was computed had been written by the last evaluation
-            return {}
+            return {}, {}
         surest = max(found, key=lambda one: (one[0], -one[1]))
         chosen = {surest[1]: surest[2]}
         if sampling.parallel is not None:
@@ -135,7 +144,7 @@ def naive(
                 if p < 1 - sampling.factor / (n + 1):
                     break
                 chosen[i] = token
-        return chosen
+        return chosen, {i: (token, p) for _, i, token, p in found}
 
     evaluations = 0
     while wanted():
@@ -146,17 +155,21 @@ def naive(
         at = list(range(len(x)))
         needed = [i - shift for i in inside if x[i] == MASK and i - shift not in stale]
         few = (sorted(stale) + needed)[: max(size, 2) + shift]
-        would = {}
+        cached: dict[int, tuple[int, float]] = {}
         if every == "checked" and trusts and evaluations in full and evaluations > 0:
             state = generator.get_state()
-            would = writes(few, inside)
+            cached = writes(few, inside)[1]
             generator.set_state(state)
         if evaluations not in full and trusts:
             at = few
         stale -= set(at)
         evaluations += 1
-        chosen = writes(at, inside)
-        trusts = trusts and would.items() <= chosen.items()
+        chosen, here = writes(at, inside)
+        apart = []
+        for i, (token, p) in cached.items():
+            other, q = here[i]
+            apart.append(abs(p - q) if token == other else max(p - min(q, 1 - q), q - min(p, 1 - p)))
+        trusts = trusts and sum(apart) <= 0.02 * len(apart)
         for i, token in chosen.items():
             x[i] = token
         stale |= set(chosen)
@@ -183,7 +196,7 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("family", ["network", "dream"])
+@pytest.mark.parametrize("family", ["network", "sure", "dream"])
 @pytest.mark.parametrize("every", [None, 3, 12, "early", "careful", "checked"])
 @pytest.mark.parametrize(("rule", "way"), [*((RULES[0], way) for way in WAYS), *((rule, {}) for rule in RULES[1:])])
 def test_tokens_are_those_of_a_naive_loop(
@@ -208,21 +221,26 @@ def test_the_rules_differ_and_fewer_evaluations_are_taken(network: LLaDA) -> Non
     assert taken[1.0] == 12 and taken[0.05] == 3 and 3 < taken[0.2] < 12
 
 
-@pytest.mark.parametrize("every", [None, 4, "checked"])
-def test_results_do_not_depend_on_the_batch_and_rows_go_at_their_own_pace(network: LLaDA, every: Every | None) -> None:
+@pytest.mark.parametrize(
+    ("family", "every", "threshold"), [("network", None, 0.15), ("network", 4, 0.15), ("sure", "checked", 0.6)]
+)
+def test_results_do_not_depend_on_the_batch_and_rows_go_at_their_own_pace(
+    family: str, every: Every | None, threshold: float, request: pytest.FixtureRequest
+) -> None:
+    network = request.getfixturevalue(family)
     model = network if every is None else kept(network, every, 12)
-    options: dict[str, Any] = {"steps": 12, "length": 12, "block_length": 4, "parallel": 0.15, "temperature": 0.7}
+    options: dict[str, Any] = {"steps": 12, "length": 12, "block_length": 4, "parallel": threshold, "temperature": 0.7}
     together = generate_tokens(model, PROMPTS, **options)
     assert torch.equal(generate_tokens(model, PROMPTS, batch=1, **options), together)
     assert torch.equal(generate_tokens(model, PROMPTS, batch=3, **options), together)
-    options |= {"parallel": 0.15, "temperature": 0.0, "stop_at_eos": False}
+    options |= {"temperature": 0.0, "stop_at_eos": False}
     steps = list(write_tokens(model, PROMPTS, sampling=MaskedSampling(**options)))
     blocks = [{min(step.of(row)) // 4 for row in range(4) if step.of(row)} for step in steps]
     assert any(len(at) > 1 for at in blocks)
 
 
 def test_a_row_whose_cache_fails_its_check_uses_it_no_more_and_the_others_do(
-    network: LLaDA, monkeypatch: pytest.MonkeyPatch
+    sure: LLaDA, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So rows with and without a cache are in one batch; what they write does not depend on that."""
     from tenuto.sampling import parallel
@@ -237,16 +255,30 @@ def test_a_row_whose_cache_fails_its_check_uses_it_no_more_and_the_others_do(
 
     monkeypatch.setattr(parallel, "Trust", Told)
     prompts = [[2 + (5 * i + 3 * j) % 18 for j in range(4 + i % 3)] for i in range(8)]
-    sampling = MaskedSampling(16, 16, 4, parallel=0.15, stop_at_eos=False)
-    steps = list(write_tokens(kept(network, "checked", 16), prompts, sampling=sampling))
+    sampling = MaskedSampling(16, 16, 4, parallel=0.5, stop_at_eos=False)
+    steps = list(write_tokens(kept(sure, "checked", 16), prompts, sampling=sampling))
     (trust,) = made
     assert trust.broken and not trust.all_broken and 0 < int(trust.rows.sum()) < len(prompts)
     assert all(step.whole for step in steps), "the rows without a cache compute everything"
     for row, prompt in enumerate(prompts):
-        expected, _ = naive(network, prompt, sampling, row, "checked")
+        expected, _ = naive(sure, prompt, sampling, row, "checked")
         assert [
             token for _, token in sorted({k: v for one in steps for k, v in one.of(row).items()}.items())
         ] == expected
+
+
+def test_a_check_measures_how_far_the_probabilities_of_the_predicted_tokens_are_apart() -> None:
+    def said(*masks: tuple[int, int, float], masked: bool = True) -> Said:
+        """An evaluation of one row that predicts, at each of these places, a token with a probability."""
+        place, token, likely = (torch.tensor([one]) for one in zip(*masks, strict=True))
+        return Said(place, torch.full_like(place, masked, dtype=torch.bool), token, likely, place > 99)
+
+    one = said((0, 7, 0.6), (1, 8, 0.9))
+    assert float(change(one, said((0, 7, 0.5), (1, 8, 0.9)))) == pytest.approx(0.1 / 2)
+    assert float(change(one, said((1, 9, 0.7)))) == pytest.approx(0.9 - 0.3)  # at most 0.3 are left for the token 8
+    assert float(change(one, said((0, 9, 0.2)))) == pytest.approx(0.6 - 0.2)  # token 7 is not more likely than 9
+    assert float(change(one, said((2, 9, 0.7)))) == 0, "no place is common"
+    assert float(change(one, said((0, 9, 0.9), masked=False))) == 0, "the token is written already"
 
 
 class Scripted(torch.nn.Module):

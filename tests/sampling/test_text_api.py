@@ -215,7 +215,7 @@ def test_with_parallel_decoding_the_summary_says_what_was_reused(model):
     assert model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, **OPTIONS).steps == 8
     by_default = model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, **OPTIONS)
     assert by_default == model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, every="checked", **OPTIONS)
-    assert by_default.steps == 8 and by_default.full_steps >= 7
+    assert by_default.steps == 8 and by_default.full_steps >= 5
     early = model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, every="early", **OPTIONS)
     assert "8 evaluations, 5 of everything and 3 of a block" in early.summary()
     full = model.generate(PROMPTS, parallel=1.0, stop_at_eos=False, every=1, **OPTIONS)

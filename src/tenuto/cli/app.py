@@ -84,8 +84,8 @@ def period(told: Any) -> Any:
 
 PERIODS = "N|early|careful|checked"  # what `period` takes, for a usage line
 PERIODS_HELP = (
-    "checked, the default: at the first seven, then ever more rarely, and always once the KV cache fails a check; "
-    "careful: at the first eight; early: at the first four. 1: no KV cache."
+    "checked, the default: at the first four, then ever more rarely, and always once the KV cache fails a check; "
+    "careful: at the first eight, without checks; early: at the first four, without checks. 1: no KV cache."
 )
 MODEL = "A shipped model (see `tenuto models`), a checkpoint file, a checkpoint directory, or a hub id (owner/name)."
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL)]

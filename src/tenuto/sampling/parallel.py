@@ -10,8 +10,8 @@ of a batch is decoded independently. The device decides all of the following:
     written   of the masks that were computed, the guesses that `accepted` allows. If the last evaluation wrote a whole
               block, no mask was computed: this evaluation only brings the cache up to date
     ended     a row ends when no mask is left, or none before its first end-of-text
-    checked   if the schedule says so: before a full step, the step that the cache would allow is made as well. If it
-              would write a token that the full step does not write, the row uses the cache no more
+    checked   if the schedule says so: before a full step, the step that the cache would allow is made as well. If the
+              probabilities that the two predict at the masks differ too much, the row uses the cache no more
 
 So all shapes are fixed, CUDA graphs can be used, and the device does not wait for the host. The host learns one
 evaluation late which tokens were written, and whether all rows have ended; the evaluation that it started meanwhile
@@ -32,7 +32,7 @@ from tenuto.runtime.executor import Executor, Generation
 from tenuto.sampling.guesses import Likeliest, accepted, choose_tokens, confidences, nucleus, probability
 from tenuto.sampling.prompts import Canvas
 from tenuto.sampling.settings import MaskedSampling
-from tenuto.sampling.trust import Trust
+from tenuto.sampling.trust import Said, Trust
 from tenuto.sampling.window import Rules, packing, plan, settle
 
 MANY = 128  # positions of a step in all rows, from which arithmetic takes longer than reading the weights
@@ -98,7 +98,7 @@ def write_in_parallel(
             assert needed is not None
             noise = [one.get_state() for one in canvas.seeded]
             evaluate.step = trust.block_step
-            tested = (*reading.chosen(asked, masked, computed), needed)
+            tested = reading.read(asked, masked, computed), needed
             evaluate.step = step
             for generator, state in zip(canvas.seeded, noise, strict=True):
                 generator.set_state(state)  # the full step draws the same numbers
@@ -116,12 +116,12 @@ def write_in_parallel(
         if beside is not None and trust.all_broken:  # nobody reads the cache any more
             evaluate.step, masked, beside, packed = 0, beside[0], None, None
             full = True
-        places, guesses, chosen = reading.chosen(asked, masked, computed, packed, beside)
+        said = reading.read(asked, masked, computed, packed, beside)
         evaluate.step = step + 1
         with compiling(compiled):
-            sent = settle(tokens, stale, places, guesses, chosen, rules)
+            sent = settle(tokens, stale, said.places, said.guesses, said.chosen, rules)
         if tested is not None:
-            trust.test(tokens, *tested)
+            trust.test(tested[0], said, tested[1])
         for told in late.tell(sent, full or beside is not None):
             yield told.written(start)
         if late.all_ended:
@@ -153,15 +153,15 @@ class Reading:
         """Whether logits are read within the evaluation."""
         return self._reader is not None
 
-    def chosen(
+    def read(
         self,
         asked: Tensor,
         masked: Tensor,
         computed: Tensor | None,
         packed: tuple[Tensor, Tensor] | None = None,
         beside: tuple[Tensor, Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The places that were looked at, the guesses there, and which of them are written, [B, P] each.
+    ) -> Said:
+        """What an evaluation says.
 
         asked, masked     [B, block]: the block's places, and which of them may be written
         computed, packed  as in `plan` and `packing`
@@ -179,11 +179,11 @@ class Reading:
         inputs, named = canvas.inputs(at, rows)
         if packed is not None:
             named["packed"] = packed
-        found = self._read(self._evaluate, inputs, named)
+        found = self._found(self._evaluate, inputs, named)
         if beside is not None:
             inputs, named = canvas.inputs(at, None)
             with compiling(self._compiled):
-                whole = self._read(self._without_cache, inputs, named)
+                whole = self._found(self._without_cache, inputs, named)
             found = tuple(
                 torch.where(beside[1].view(-1, *[1] * (one.dim() - 1)), one, other)
                 for one, other in zip(found, whole, strict=True)
@@ -199,9 +199,9 @@ class Reading:
             if sampling.remasking != "low_confidence":
                 confidence = confidences(logits, guesses, sampling, canvas.seeded, places)
         with compiling(self._compiled):
-            return asked, guesses, accepted(confidence, likely, masked, sampling)
+            return Said(asked, masked, guesses, likely, accepted(confidence, likely, masked, sampling))
 
-    def _read(self, evaluate: Callable[..., Any], inputs: Tensor, named: dict[str, Any]) -> tuple[Tensor, ...]:
+    def _found(self, evaluate: Callable[..., Any], inputs: Tensor, named: dict[str, Any]) -> tuple[Tensor, ...]:
         """The guesses and their probabilities, or the logits."""
         if self._reader is not None:
             guesses, likely = evaluate(inputs, **named, read=self._reader)

@@ -16,7 +16,7 @@ WRITTEN = 4  # the default period if held units are computed at written position
 Early = Literal["early", "careful", "checked"]
 Every = int | Early
 # Steps computed in full before the distance doubles.
-FIRST: Mapping[str, int] = {"early": 4, "careful": 8, "checked": 7}
+FIRST: Mapping[str, int] = {"early": 4, "careful": 8, "checked": 4}
 
 
 def rewrite(
@@ -34,7 +34,7 @@ def rewrite(
     every, budget  the refresh period within a block; or a budget, which is not exceeded if possible. Blocks leave few
                    periods to choose from, and the nearest one might compute everything. `every="early"`: full steps are
                    the first four, and then ever fewer, at the powers of two. "careful": the same, but the first eight.
-                   "checked": the same, but the first seven, and a text whose cache fails a check uses no cache any more
+                   "checked": the same as "early", and a text whose cache fails a check there uses no cache any more
     blocks         how many blocks the text is written in; each block begins with a full step
     rows           the positions that are computed at every step. By default, with several blocks: those of the block
                    that is being written. With one block: those written since the last full step
@@ -90,7 +90,7 @@ def full_steps(step: NDArray[np.int_], every: Every) -> NDArray[np.bool_]:
     """Which steps of a block, counted from 0, compute everything.
 
     An answer changes most at its first steps: they write its first tokens, and decide where the others go. So `early`
-    computes everything at 0, 1, 2, 3, 4, 8, 16, 32, …
+    computes everything at 0, 1, 2, 3, 4, 8, 16, 32, … and `checked` at the same steps.
     """
     if isinstance(every, str):
         return np.asarray((step < FIRST[every]) | (step & (step - 1) == 0))

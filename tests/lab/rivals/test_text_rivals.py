@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.text_ways import early, seven_first
+from benchmarks.text_ways import early
 from tenuto.models.llada import LLaDA, LLaDAConfig, units
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.masked import MaskedSampling, generate_tokens
@@ -120,16 +120,22 @@ def test_fast_dllms_own_loop_is_its_rule(network: LLaDA, both: bool) -> None:
 
 def test_our_rule_is_the_products(network: LLaDA) -> None:
     subject = Unscored("tiny", "llada", units(LONG))
-    ways: list[tuple[Any, bool]] = [
-        (every, sliding) for every in (3, 12, "early", "checked") for sliding in (False, True)
+    sure = make_network(LONG, seed=9)  # sure of its tokens, so that some of its caches fail their checks
+    sure.parts()[3].weight *= 8
+    prompts = [*PROMPTS, *([2 + (5 * i + 3 * j) % 18 for j in range(4 + i % 3)] for i in range(8))]
+    ways: list[tuple[LLaDA, Any, float, bool]] = [
+        (one, every, threshold, sliding)
+        for one, threshold in ((network, 0.15), (sure, 0.5))
+        for every in (3, 12, "early", "checked")
+        for sliding in (False, True)
     ]
-    for every, sliding in ways:
-        sampling = MaskedSampling(12, 12, 4, parallel=0.15, sliding=sliding)
+    for network, every, threshold, sliding in ways:
+        sampling = MaskedSampling(12, 12, 4, parallel=threshold, sliding=sliding)
         executor = Executor(network, rewrite(subject, 12, every=every, rows="block"))
-        expected = generate_tokens(executor, PROMPTS, sampling=sampling)
-        when = {"early": early, "checked": seven_first}.get(every, every)
+        expected = generate_tokens(executor, prompts, sampling=sampling)
+        when = {"early": early, "checked": early}.get(every, every)
         rule = rules.ours(when, window=4 if sliding else None, lean=True)
-        found = rules.write(network, PROMPTS, sampling, rules.checked(rule, "") if every == "checked" else rule)
+        found = rules.write(network, prompts, sampling, rules.checked(rule, "") if every == "checked" else rule)
         for one, other in zip(found.tokens.tolist(), expected.tolist(), strict=True):
             end = other.index(TINY.eos_token_id) if TINY.eos_token_id in other else 12
             assert one[:end] == other[:end]

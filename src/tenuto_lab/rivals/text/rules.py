@@ -36,6 +36,7 @@ from tenuto.sampling.settings import MaskedSampling
 from tenuto_lab.rivals.text.dllm_cache import DLLMCache
 
 NEVER = 10**6 + 1  # an evaluation at which no rule computes everything
+CHANGE = 0.02  # of the probabilities at a block's masks, on average, above which a check of the cache fails
 DROPPED = 0.7  # rows whose text has ended are computed no further, once no more than this share of the rows is left
 
 
@@ -80,7 +81,7 @@ class Rule:
     held: frozenset[str] = frozenset()  # units that only evaluations of everything compute
     begin: Callable[[], DLLMCache] | None = None  # begins a generation that decides by itself what it computes
     block_length: int | None = None  # instead of the sampling's; the last block of a text may be shorter
-    checks: bool = False  # a row stops to use the cache when the cache would have written something else
+    checks: bool = False  # a row stops to use the cache when the cache would have predicted something else
 
 
 def everything(state: State) -> Tensor:
@@ -188,8 +189,11 @@ def ours(
 def checked(rule: Rule, name: str) -> Rule:
     """The rule, with a check of the cache at every evaluation that computes everything, except for the first.
 
-    Before it, the evaluation that the cache would allow is made as well. If that one would write a token that the
-    evaluation of everything does not write, all further evaluations compute everything for this row.
+    Before it, the evaluation that the cache would allow is made as well. The two are compared at the masks that both
+    have computed. The check fails if the probabilities of the predicted tokens differ by more than CHANGE on average.
+    Then all further evaluations compute everything for this row. Where the two predict different tokens, the least
+    difference counts that is possible: a token that is not the likeliest has at most min(p, 1 − p), p being the
+    likeliest one's probability.
     """
     return replace(rule, name=name, checks=True)
 
@@ -251,7 +255,7 @@ def write(
         chosen = rule.computed(state) & there
         tested, would = trusts & rule.checks & (chosen | ~there).all(1) & (state.evaluation > 0), None
         if bool(tested.any()):
-            would = without_everything(network, state, rule, keys, there, real, tested & going, sampling, read)
+            would = without_everything(network, state, rule, keys, there, real, tested & going, read)
         chosen = (chosen | ~trusts[:, None]) & there
         candidates = rule.candidates(state) & chosen & going[:, None]
         rows = None if bool((chosen | ~there).all()) else indices(chosen)
@@ -281,11 +285,15 @@ def write(
         evaluations[texts] += going
         work[texts] += going * share
         if would is not None:
-            tokens_of, cached, cost = would
+            predicted, sure, both, cost = would
             work[texts] += going * tested * cost
-            whole = put_flags(torch.zeros_like(state.answer), asked, written)
-            same = whole & (tokens_of == scattered(state.tokens, asked, guesses))
-            trusts = trusts & ~(tested & (cached & ~same).any(1))
+            here = scattered(state.tokens, asked, guesses)
+            surest = scattered(torch.zeros(state.tokens.shape, device=device), asked, likely.float())
+            most, most_cached = torch.minimum(surest, 1 - surest), torch.minimum(sure, 1 - sure)
+            apart = torch.maximum(sure - most, surest - most_cached)
+            apart = torch.where(predicted == here, (sure - surest).abs(), apart)
+            average = (apart * both).sum(1) / both.sum(1).clamp(min=1)
+            trusts = trusts & ~(tested & (average > CHANGE))
         state.before = state.masked
         now = put_flags(torch.zeros_like(state.answer), asked, written)
         guesses = torch.where(written, guesses, state.tokens.gather(1, asked))
@@ -306,12 +314,11 @@ def without_everything(
     there: Tensor,
     real: Tensor | None,
     rows: Tensor,
-    sampling: MaskedSampling,
     read: Likeliest,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What rows [B] would write if not everything were computed: tokens and flags [B, N]; and its work [B].
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What is predicted for rows [B] if not everything is computed: tokens, their probabilities and where, [B, N] each.
 
-    The keys that this overwrites are computed again by the evaluation of everything.
+    And its work [B]. The keys that this overwrites are computed again by the evaluation of everything.
     """
     chosen = rule.computed(replace(state, evaluation=NEVER)) & there
     candidates = rule.candidates(state) & chosen & rows[:, None]
@@ -319,13 +326,13 @@ def without_everything(
     guesses, likely = network(
         state.tokens, attention_mask=real, positions=asked, memory=(keys, indices(chosen)), read=read
     )
-    written = accepted(likely, likely, candidates.gather(1, asked) & first_of_its_kind(asked), sampling)
-    flags = put_flags(torch.zeros_like(state.answer), asked, written)
-    return scattered(state.tokens, asked, guesses), flags, chosen.sum(1) / there.sum(1)
+    nothing = torch.zeros(state.tokens.shape, device=likely.device)
+    predicted, sure = scattered(state.tokens, asked, guesses), scattered(nothing, asked, likely.float())
+    return predicted, sure, candidates, chosen.sum(1) / there.sum(1)
 
 
 def scattered(tokens: Tensor, places: Tensor, values: Tensor) -> Tensor:
-    """Tokens [B, N] with the values at places [B, P]; where a row repeats its first place, the first value counts."""
+    """[B, N] with the values at places [B, P]; where a row repeats its first place, the first value counts."""
     return tokens.scatter(1, places[:, 1:], values[:, 1:]).scatter(1, places[:, :1], values[:, :1])
 
 
