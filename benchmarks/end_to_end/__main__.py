@@ -155,9 +155,9 @@ def in_rounds(
 
 
 def compare_to_untouched(row: Row, book: Book) -> None:
-    untouched = book.find(row.case, BASE.name)
+    untouched = row if row.way == BASE.name else book.find(row.case, BASE.name)
     whole = row.seconds if untouched is None else untouched.seconds
-    if row.seconds and whole and (untouched is not None or row.way == BASE.name):
+    if row.seconds and whole and untouched is not None:
         row.speedup = whole / row.seconds
 
 

@@ -18,9 +18,8 @@ def table(record: dict[str, Any]) -> str:
         f"**{limit['weights_ms']:.2f} ms** at the bandwidth measured in the same run "
         f"({max(limit['copy_bytes_per_second'], limit['read_bytes_per_second'] or 0) / 1e12:.2f} TB/s). "
         "*tenuto* computes everything once, at the beginning, and then a block at every evaluation. *early* computes "
-        "everything at the evaluations 0 to 4, 8, 16, 32 and so on as well. *checked*, the default, computes everything "
-        "now and then to test the cache, and a text that fails uses no cache from then on; with random weights a test "
-        "takes its time, and how it ends is given: all texts pass, or none. "
+        "everything at the evaluations 0 to 4, 8, 16, 32 and so on, too. *checked* tests the cache there, and a text "
+        "that fails uses it no more; a test of random weights takes its time, and how it ends is given. "
         "Eager inference computes everything at every evaluation and writes one token with each; before matrices were "
         f"joined, it wrote {before['tokens_per_second']:.0f} tokens/s at the first point.",
         "",
