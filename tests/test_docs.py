@@ -243,7 +243,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_file_of_results_that_a_page_names_is_there(page: Path) -> None:
-    for path in re.findall(r"(?<![\w/])results/[\w./-]+\.(?:json|md|png)", page.read_text(encoding="utf-8")):
+    for path in re.findall(r"(?<![\w/])results/[\w./-]+\.(?:jsonl?|md|png)\b", page.read_text(encoding="utf-8")):
         assert (ROOT / path).is_file(), path
 
 

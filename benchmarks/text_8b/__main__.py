@@ -40,9 +40,9 @@ def measure(
 ) -> dict[str, Any]:
     """Every point that `out` does not hold yet, until `most` seconds are over. only: the one way to measure"""
     began = time.perf_counter()
-    record: dict[str, Any] = read_result(out, "table of tokens a second", RECORD) if out.exists() else {"points": {}}
     made_by = provenance(device, seed=0)
-    record = {"provenance": made_by, "rate": RATE, "block_length": BLOCK} | record
+    record: dict[str, Any] = {"provenance": made_by, "rate": RATE, "block_length": BLOCK, "points": {}}
+    record |= read_result(out, "table of tokens a second", RECORD) if out.exists() else {}
     later = record["provenance"]["commit"] != made_by["commit"]  # rows added to those of another run say so
     network = made(config, device)
     print(f"made after {time.perf_counter() - began:.0f} s", flush=True)

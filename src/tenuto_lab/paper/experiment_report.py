@@ -87,13 +87,15 @@ def rejudged(record: Mapping[str, Any]) -> str:
     return told + (f" Later rules were applied to them: {ruined}." if ruined else "")
 
 
-def rests_on(record: Mapping[str, Any]) -> str:
-    """The number of samples that an experiment rests on, in words."""
+def rests_on(record: Mapping[str, Any], of_text: bool = False) -> str:
+    """The number of samples that an experiment rests on, in words. of_text: its models only write"""
     if said := record.get("rests_on"):
         return str(said)
     made = record["provenance"]
-    many = f"{made['samples']} sample{'s' * (made['samples'] != 1)}"
-    if (text := made.get("text_samples")) and text != made["samples"]:
+    text = made.get("text_samples") or made["samples"]
+    count = text if of_text else made["samples"]
+    many = f"{count} sample{'s' * (count != 1)}"
+    if text != count:
         many += f" ({text} of text)"
     return f"{many} of one seed" if made["seeds"] == 1 else f"{many} of each of {made['seeds']} seeds"
 

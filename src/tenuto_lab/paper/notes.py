@@ -24,7 +24,7 @@ def joined(notes: Path, others: Sequence[Path], job: Mapping[str, Any] | None) -
     job  what this run is for. The others must be made for the same. Without one, theirs is taken: nothing is measured
     """
     files = [file for path in others for file in (sorted(path.rglob(FILE)) if path.is_dir() else [path])]
-    read = [(path, *_read(path)) for path in files]
+    read = [(path, *read_trials(path)) for path in files]
     made: dict[str, Any] = {}
     if job is None:
         if not files:
@@ -47,7 +47,7 @@ def _timeless(command: str) -> str:
     return re.sub(r" --minutes [0-9.]+", "", command)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def read_trials(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The job and the entries of a journal. The file is not changed."""
     check_regular(path, "trials")
     try:

@@ -105,9 +105,9 @@ PARTS = """\
 about time say *not measured*. Matrix products are TF32. """
 
 TEXT = """\
-**Text rests on {names}** ({tasks}; {orders} random orders; [files]({folder}); weights {weights}), because no answer of
+**Text rests on {names}** ({tasks}; [files]({folder}); weights {weights}), because no answer of
 tiny-llada changes under any schedule. A task of which full inference solves less than 60 % or more than 95 % says
-*cannot tell*. Its other tasks were not measured here, because they take longer.
+*cannot tell*.
 On six tasks, the same model was also measured with
 [the paper's lifetimes at 75 % of the work](../results/text_frontier/text_frontier.md).
 """
@@ -213,11 +213,17 @@ def about_text(text: Records) -> list[str]:
     if not text:
         return []
     asked = {made["protocol"].get("tasks", "all"): record for record in text for made in [record["provenance"]]}
-    tasks = [f"{tasks_of(one['provenance'])}: {rests_on(one)}" for one in asked.values()]
+    tasks = [_asked(one) for one in asked.values()]
     made = text[0]["provenance"]
     weights = ", ".join(made.get("weights", {}).values())
     named = {"names": names_of(made), "tasks": "; ".join(tasks), "weights": weights}
-    return [TEXT.format(**named, orders=made["orders"], folder=TEXT_FOLDER)]
+    return [TEXT.format(**named, folder=TEXT_FOLDER)]
+
+
+def _asked(record: Mapping[str, Any]) -> str:
+    """The tasks of a record of text, its samples, and its random orders."""
+    made = record["provenance"]
+    return f"{tasks_of(made)}: {rests_on(record, of_text=True)}, {made['orders']} random orders"
 
 
 def about_ladders(ladders: Ladders) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.experiments import MAIN, parts
+from benchmarks.experiments import app as kept_trials
 from tenuto_lab.cli import app
 from tenuto_lab.paper import EXPERIMENTS
 from tenuto_lab.paper.notes import FILE
@@ -65,6 +66,26 @@ def test_what_is_not_complete_is_left_out_and_named(checkpoint: str, tmp_path: P
     assert record["provenance"]["left_out"] == [f"{checkpoint} by branch"]
     assert not (tmp_path / "out" / "rankings.json").exists()
     assert "Not measured yet: quality against work" in in_parts([record])[0]
+
+
+def test_trials_that_were_kept_are_as_good_as_those_measured(
+    checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENUTO_COMMIT", "measured")
+    for granularity in ("block", "branch"):
+        place = tmp_path / "all" / ".parts" / granularity
+        assert run(checkpoint, "pareto", "--granularity", granularity, "--beside", "-o", place).exit_code == 0
+    kept = tmp_path / "kept.jsonl"
+    done = CliRunner().invoke(kept_trials, ["keep", str(kept), "--out", str(tmp_path / "all")])
+    assert done.exit_code == 0, done.output
+    found = []
+    for trials, out in ((tmp_path / "all", tmp_path / "from-parts"), (kept, tmp_path / "from-kept")):
+        assert run(checkpoint, "pareto", "--minutes", 0, "--trials", trials, "-o", out).exit_code == 0
+        found.append(json.loads((out / "pareto.json").read_text()))
+    assert found[0]["rows"] == found[1]["rows"]
+    assert found[0]["provenance"]["measured_by"] == found[1]["provenance"]["measured_by"]
+    nothing = CliRunner().invoke(kept_trials, ["keep", str(kept), "--out", str(tmp_path / "nowhere")])
+    assert nothing.exit_code != 0 and "There are no trials in" in str(nothing.exception)
 
 
 def test_trials_of_other_code_are_not_mixed_in(
