@@ -355,7 +355,7 @@ def _on_text(record: Mapping[str, Any]) -> list[str]:
     if alike:
         said += f" Left out of this table: {alike} more comparisons in which no sample differs (*cannot tell*)."
     lines = [f"\n*On {names_of(made)}, {tasks_of(made)}:* {said}\n", *table_rows(chosen), ""]
-    return [*lines, f"`{made['command']}` at {made['commit']}, {made['hardware']}; {rests_on(record)}."]
+    return [*lines, f"`{made['command']}` at {made['commit']}, {made['hardware']}; {rests_on(record, of_text=True)}."]
 
 
 def tasks_of(made: Mapping[str, Any]) -> str:
