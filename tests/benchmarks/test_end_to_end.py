@@ -105,6 +105,16 @@ def test_the_untouched_row_and_tenutos_of_later_pipelines_come_before_peers(tmp_
     assert [way.compiled for _, way in in_order([flux], 1, ["flux-28"], ["flux-28"], [0.25])] == [False] + 4 * [True]
 
 
+def test_an_untouched_row_that_is_measured_again_is_compared_with_itself(tmp_path: Path) -> None:
+    book = Book(tmp_path / "rows.json", MADE)
+    book.add(Row("sdxl", BASE.name, BASE.kind, seconds=2.0))
+    again, ours = Row("sdxl", BASE.name, BASE.kind, seconds=3.0), Row("sdxl", "Tenuto 25%", "tenuto", seconds=0.5)
+    end_to_end.compare_to_untouched(again, book)
+    book.add(again)
+    end_to_end.compare_to_untouched(ours, book)
+    assert (again.speedup, ours.speedup) == (1.0, 6.0)
+
+
 def test_long_pictures_are_timed_less_often() -> None:
     quick, slow = CASES[0], CASES[4]
     assert expected(quick, ways([], False)[1], Plan(28, tuple(range(7))), None, 3)[1] == 3
