@@ -23,8 +23,9 @@ from tenuto.models import Model
 from tenuto.runtime.executor import Executor, Executors, Mode
 from tenuto.sampling.masked import Written, block_length_for, encoded, sampling_for, write_tokens
 from tenuto.sampling.prompts import check_context
+from tenuto.sampling.settings import MaskedSampling
 from tenuto.scheduling.rewrite import Every, checks
-from tenuto.scheduling.schedule import Rows, Schedule
+from tenuto.scheduling.schedule import Rows, Schedule, opened
 
 LENGTH = 64  # tokens to write
 BLOCK = 32  # tokens of a block, if a text has several blocks
@@ -169,7 +170,7 @@ class LanguageModel:
         *,
         budget: float | None = None,
         speedup: float | None = None,
-        schedule: Schedule | None = None,
+        schedule: Schedule | str | Path | None = None,
         every: Every | None = None,
         length: int = LENGTH,
         steps: int | None = None,
@@ -182,8 +183,8 @@ class LanguageModel:
 
         prompts       texts; or conversations, each a list of messages {"role": …, "content": …}
         budget        without parallel decoding: share of unit-steps to compute. Instead: `speedup`, how many times as
-                      fast as full inference, or a `schedule` that was made before. With none of the three and one
-                      token a step, everything is computed
+                      fast as full inference, or a `schedule` that was made before, or its file. With none of
+                      the three and one token a step, everything is computed
         every         instead, with `parallel` or `factor`: compute all positions at every N-th evaluation, and one
                       block with a KV cache at the others. By default "checked": all positions at the first four
                       evaluations and at the powers of two, where the cache is also checked; and at all further ones of
@@ -196,12 +197,16 @@ class LanguageModel:
         chat          whether to wrap prompts in the model's chat template
         options       other fields of `MaskedSampling`: parallel, temperature, top_p, remasking, guidance, seed, …
         """
-        if sum(one is not None for one in (budget, speedup, schedule, every)) > 1:
+        if unknown := [name for name in options if name not in MaskedSampling.__dataclass_fields__]:
+            known = ", ".join(MaskedSampling.__dataclass_fields__)
+            raise UsageError(f"There is no option {unknown[0]!r}; the options of sampling are {known}.")
+        decided = opened(schedule)
+        if sum(one is not None for one in (budget, speedup, decided, every)) > 1:
             raise UsageError("Give one of budget, speedup, schedule and every: each says how much is computed.")
         if block_length is None:
-            block_length = block_length_for(length, schedule) if schedule or length % BLOCK else BLOCK
+            block_length = block_length_for(length, decided) if decided or length % BLOCK else BLOCK
         if steps is None:
-            steps = length if schedule is None else schedule.steps
+            steps = length if decided is None else decided.steps
         sampling = sampling_for(self.model, steps=steps, length=length, block_length=block_length, **options)
         if sampling.in_parallel and (budget, speedup) != (None, None):
             raise UsageError(
@@ -209,26 +214,26 @@ class LanguageModel:
             )
         if every is not None and not sampling.in_parallel:
             raise UsageError("`every` goes with parallel decoding (parallel=0.9); without it, give a budget.")
-        if sampling.in_parallel and schedule is None and every is None:
+        if sampling.in_parallel and decided is None and every is None:
             every = EVERY
         tokens = encoded(self.model, prompts, chat)
         check_context(self.model.config, tokens, sampling)
         if every is not None:
-            schedule = self.schedule(steps, every=every, rows="block")
+            decided = self.schedule(steps, every=every, rows="block")
         elif budget is not None or speedup is not None:
-            schedule = self.schedule(steps, blocks=sampling.blocks, budget=budget, speedup=speedup)
-        if schedule is not None:
-            self.model.check_fits(schedule)
+            decided = self.schedule(steps, blocks=sampling.blocks, budget=budget, speedup=speedup)
+        if decided is not None:
+            self.model.check_fits(decided)
         network: Any = self.model.network
         network.fuse()
-        executor = self._executors.get(schedule, self._mode, self._compiled)
+        executor = self._executors.get(decided, self._mode, self._compiled)
         pad_to = PAD if executor.captures(self.model.device) else 1
         writing = write_tokens(executor, tokens, sampling=sampling, batch=batch, pad_to=pad_to)
 
         def finish(written: Tensor, seconds: float, taken: int, whole: int) -> Texts:
             ended = (written == self.model.config.eos_token_id).cumsum(1) > 0
             texts = (self.model.tokenizer.decode(row) for row in written.tolist())
-            counted = whole if schedule is not None and checks(schedule) else None
-            return Texts(texts, int((~ended).sum()), seconds, taken, schedule, -(-len(tokens) // batch), counted)
+            counted = whole if decided is not None and checks(decided) else None
+            return Texts(texts, int((~ended).sum()), seconds, taken, decided, -(-len(tokens) // batch), counted)
 
         return Writing(writing, finish)

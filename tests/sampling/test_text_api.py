@@ -47,6 +47,18 @@ def model(directory) -> LanguageModel:
 OPTIONS = {"length": 8, "block_length": 4}
 
 
+def test_a_schedule_may_be_given_by_its_file_and_an_unknown_option_is_named(tmp_path) -> None:
+    model = tenuto.text.load("small-llada")
+    made, asked = model.schedule(8, budget=0.5), {"length": 8, "block_length": 8}
+    made.save(tmp_path / "s.json")
+    same = [model.generate(["add: 1 + 2 ="], schedule=one, **asked)[0] for one in (made, tmp_path / "s.json")]
+    assert same[0] == same[1]
+    with pytest.raises(UsageError, match="There is no option 'paralel'; the options of sampling are .*parallel"):
+        model.generate(["add: 1 + 2 ="], paralel=0.9)
+    with pytest.raises(UsageError, match="length must be at least 1, not -1"):
+        model.generate(["add: 1 + 2 ="], length=-1)
+
+
 def test_the_module_is_there_without_being_imported():
     code = (
         "import sys, tenuto; assert 'torch' not in sys.modules; assert tenuto.text.load; assert 'text' in dir(tenuto)"
@@ -144,7 +156,7 @@ def test_what_makes_no_sense_is_refused(model):
         tenuto.text.load("tiny-dit")
     with pytest.raises(ScheduleError):
         model.generate(PROMPTS, schedule=tenuto.schedule("tiny-dit", steps=8), length=8)
-    with pytest.raises(TypeError, match="heat"):
+    with pytest.raises(UsageError, match="heat"):
         model.generate(PROMPTS, heat=1.0)
 
 

@@ -21,7 +21,7 @@ from tenuto.runtime.residual import plain
 from tenuto.runtime.stepping import Stepping
 from tenuto.scheduling.placement import asked_ahead
 from tenuto.scheduling.refresh import refresh
-from tenuto.scheduling.schedule import Schedule
+from tenuto.scheduling.schedule import Schedule, opened
 from tenuto.scheduling.units import Unscored
 
 Watch = Callable[[int, Tensor, Tensor], object]
@@ -70,7 +70,7 @@ def generate_batches(
     seeds: Sequence[int] | None = None,
     seed: int = 0,
     sampling: Sampling | None = None,
-    schedule: Schedule | None = None,
+    schedule: Schedule | str | Path | None = None,
     mode: Mode = "auto",
     compiled: bool = False,
     executor: Executor | None = None,
@@ -85,6 +85,7 @@ def generate_batches(
     classes   numbers or names, if the model draws classes; if it draws captions, give `captions`
     seeds     one for each sample; by default seed, seed + 1, …. Noise depends only on a sample's own seed, so
               results do not depend on how samples are batched
+    schedule  a schedule, or its file
     mode      how the schedule is run: auto, eager, skip or jagged (see tenuto.runtime.executor)
     compiled  compile the network's branches first, each kind once
     executor  your own executor, instead of `schedule`, `mode` and `compiled`
@@ -104,6 +105,7 @@ def generate_batches(
         known = ", ".join(Sampling.__dataclass_fields__)
         hint = f" {ASKED_BY[model.architecture.asks_for]}" if unknown[0].startswith("prompt") else ""
         raise UsageError(f"There is no option {unknown[0]!r}; the options of sampling are {known}.{hint}")
+    schedule = opened(schedule)
     if executor is not None:
         if schedule is not None or mode != "auto" or compiled:
             raise UsageError("Give an executor, or what to make one of (schedule, mode, compiled), not both.")

@@ -31,7 +31,7 @@ class MaskedSampling:
     sliding: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("steps", "length", "block_length"):
+        for name in ("length", "block_length", "steps"):
             check_whole(name, getattr(self, name))
         check_whole("seed", self.seed, -(2**63), 2**63)
         if self.length % self.block_length:
@@ -65,10 +65,12 @@ class MaskedSampling:
         if self.parallel is not None and self.factor is not None:
             raise UsageError("Give the threshold of parallel decoding or its factor, not both: each is a rule.")
         if self.parallel is not None and (not is_number(self.parallel) or not 0 < self.parallel <= 1):
-            raise UsageError(f"The threshold of parallel decoding lies above 0 and is at most 1, not {self.parallel}.")
+            raise UsageError(
+                f"The threshold of parallel decoding lies above 0 and is at most 1, not {self.parallel!r}."
+            )
         if self.factor is not None and (not is_number(self.factor) or not 0 < self.factor <= HIGHEST):
             raise UsageError(
-                f"The factor of parallel decoding is a positive number, at most {HIGHEST:,}, not {self.factor}."
+                f"The factor of parallel decoding is a positive number, at most {HIGHEST:,}, not {self.factor!r}."
             )
         if self.in_parallel and self.steps != self.length:
             raise UsageError(

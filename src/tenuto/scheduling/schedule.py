@@ -217,6 +217,11 @@ def load_schedule(path: str | Path) -> Schedule:
     return from_json(read_json(Path(path), "schedule"), str(path))
 
 
+def opened(schedule: Schedule | str | Path | None) -> Schedule | None:
+    """A schedule, which may be given by its file."""
+    return load_schedule(schedule) if isinstance(schedule, str | Path) else schedule
+
+
 def from_json(record: dict[str, Any], where: str) -> Schedule:
     try:
         return _from_json(record, where)
