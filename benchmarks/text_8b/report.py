@@ -5,9 +5,15 @@ from typing import Any
 from tenuto.provenance import origin
 from tenuto_lab.result_files import ORIGIN, both, fields, makes, number, shaped
 
+CHECK = (
+    "*checked* tests the cache there, and a text that fails uses it no more; a test of random weights takes its time, and "
+    "how it ends is given. "
+)
+
 
 def table(record: dict[str, Any]) -> str:
     limit, before = record["limits"], record["eager_before_joining"]
+    checked = any(way.startswith("tenuto, checked") for done in record["points"].values() for way in done)
     lines = [
         "# LLaDA-8B's shapes: tokens a second",
         "",
@@ -18,8 +24,7 @@ def table(record: dict[str, Any]) -> str:
         f"**{limit['weights_ms']:.2f} ms** at the bandwidth measured in the same run "
         f"({max(limit['copy_bytes_per_second'], limit['read_bytes_per_second'] or 0) / 1e12:.2f} TB/s). "
         "*tenuto* computes everything once, at the beginning, and then a block at every evaluation. *early* computes "
-        "everything at the evaluations 0 to 4, 8, 16, 32 and so on, too. *checked* tests the cache there, and a text "
-        "that fails uses it no more; a test of random weights takes its time, and how it ends is given. "
+        f"everything at the evaluations 0 to 4, 8, 16, 32 and so on, too. {CHECK if checked else ''}"
         "Eager inference computes everything at every evaluation and writes one token with each; before matrices were "
         f"joined, it wrote {before['tokens_per_second']:.0f} tokens/s at the first point.",
         "",
