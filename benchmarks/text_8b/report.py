@@ -6,8 +6,8 @@ from tenuto.provenance import origin
 from tenuto_lab.result_files import ORIGIN, both, fields, makes, number, shaped
 
 CHECK = (
-    "*checked* tests the cache there, and a text that fails uses it no more; a test of random weights takes its time, and "
-    "how it ends is given. "
+    "*checked* tests the cache there, and a text that fails uses it no more; a test of random weights takes its time, "
+    "and how it ends is given. "
 )
 
 
