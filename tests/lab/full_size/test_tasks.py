@@ -130,7 +130,7 @@ def test_parallel_decoding_means_the_same_as_in_the_product() -> None:
     assert writer.sampling.block_length == 32 and writer.schedule is not None and writer.schedule.keep == "keys"
     wanted = LanguageModel(model).generate(prompts, length=64, parallel=0.9)
     assert [answer.text for answer in writer.answers(prompts)] == list(wanted)
-    assert "in blocks of 32" in writer.protocol and "the first 7 and the powers of two" in writer.protocol
+    assert "in blocks of 32" in writer.protocol and "the first 4 and the powers of two" in writer.protocol
     assert "everything computed" in Writer(model, length=64, parallel=0.9, every=1).protocol
     assert "8 tokens in one block, 4 steps, everything computed" in Writer(model, length=8, steps=4).protocol
 
