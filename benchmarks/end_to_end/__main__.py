@@ -156,9 +156,8 @@ def in_rounds(
 
 def compare_to_untouched(row: Row, book: Book) -> None:
     untouched = row if row.way == BASE.name else book.find(row.case, BASE.name)
-    whole = row.seconds if untouched is None else untouched.seconds
-    if row.seconds and whole and untouched is not None:
-        row.speedup = whole / row.seconds
+    if untouched is not None and untouched.seconds and row.seconds:
+        row.speedup = untouched.seconds / row.seconds
 
 
 def line(row: Row) -> str:

@@ -23,7 +23,6 @@ from tenuto.models import Model
 from tenuto.runtime.executor import Executor, Executors, Mode
 from tenuto.sampling.masked import Written, block_length_for, encoded, sampling_for, write_tokens
 from tenuto.sampling.prompts import check_context
-from tenuto.sampling.settings import MaskedSampling
 from tenuto.scheduling.rewrite import Every, checks
 from tenuto.scheduling.schedule import Rows, Schedule, opened
 
@@ -197,9 +196,6 @@ class LanguageModel:
         chat          whether to wrap prompts in the model's chat template
         options       other fields of `MaskedSampling`: parallel, temperature, top_p, remasking, guidance, seed, …
         """
-        if unknown := [name for name in options if name not in MaskedSampling.__dataclass_fields__]:
-            known = ", ".join(MaskedSampling.__dataclass_fields__)
-            raise UsageError(f"There is no option {unknown[0]!r}; the options of sampling are {known}.")
         decided = opened(schedule)
         if sum(one is not None for one in (budget, speedup, decided, every)) > 1:
             raise UsageError("Give one of budget, speedup, schedule and every: each says how much is computed.")

@@ -29,6 +29,9 @@ def sampling_for(model: Model, **options: Any) -> MaskedSampling:
 
     With parallel decoding the default is the probability, which the threshold is about, and steps need not be given.
     """
+    if unknown := [name for name in options if name not in MaskedSampling.__dataclass_fields__]:
+        known = ", ".join(MaskedSampling.__dataclass_fields__)
+        raise UsageError(f"There is no option {unknown[0]!r}; the options of sampling are {known}.")
     parallel = options.get("parallel") is not None or options.get("factor") is not None
     default: dict[str, Any] = {"remasking": "low_confidence" if parallel else model.architecture.remasking}
     if parallel:

@@ -21,7 +21,7 @@ from tenuto.models import Model, load
 from tenuto.runtime.executor import Executor
 from tenuto.sampling.masked import generate_tokens, sampling_for
 from tenuto.scheduling.rewrite import Every
-from tenuto.scheduling.schedule import Schedule, load_schedule
+from tenuto.scheduling.schedule import Schedule, opened
 from tenuto_lab.full_size.answers import LENGTH, Writer
 from tenuto_lab.full_size.jobs import Worker
 from tenuto_lab.full_size.likelihood import DRAWS, log_likelihood
@@ -65,7 +65,7 @@ class TenutoLM(LM):
         self.network = model if isinstance(model, Model) else load(model, device=place, dtype=precision)
         self.writer = Writer(
             self.network,
-            load_schedule(schedule) if isinstance(schedule, str) else schedule,
+            opened(schedule),
             length=length,
             steps=steps,
             block_length=block_length,
